@@ -1,0 +1,14 @@
+#pragma once
+
+// The one place where the version is written: CMake reads these three numbers.
+#define REGRAD_VERSION_MAJOR 0
+#define REGRAD_VERSION_MINOR 1
+#define REGRAD_VERSION_PATCH 0
+
+#define REGRAD_DETAIL_STRINGIZE_EXPANDED(x) #x
+#define REGRAD_DETAIL_STRINGIZE(x) REGRAD_DETAIL_STRINGIZE_EXPANDED(x)
+
+/// "major.minor.patch"
+#define REGRAD_VERSION                          \
+  REGRAD_DETAIL_STRINGIZE(REGRAD_VERSION_MAJOR) \
+  "." REGRAD_DETAIL_STRINGIZE(REGRAD_VERSION_MINOR) "." REGRAD_DETAIL_STRINGIZE(REGRAD_VERSION_PATCH)
