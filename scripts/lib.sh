@@ -1,5 +1,4 @@
-# Shared by the scripts in this folder: source it. It provides set_up, which leaves the machine able to build regrad, and
-# build_regrad.
+# Shared by the scripts in this folder, which source it and call, in this order: parse_options, set_up, build_regrad.
 
 set -euo pipefail
 
@@ -7,7 +6,7 @@ readonly repository="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 readonly default_torch=2.15.0
 
 readonly packages=(
-  g++ cmake ninja-build ccache mold git python3 python3-venv
+  ca-certificates git g++ cmake ninja-build ccache mold python3 python3-venv
   libgtest-dev librapidcheck-dev libbenchmark-dev
   libcli11-dev libspdlog-dev libfmt-dev nlohmann-json3-dev zlib1g-dev
   dataset-fashion-mnist gnuplot-nox)
@@ -36,7 +35,10 @@ install_missing_packages() {
 
   say "installing: ${missing[*]}"
   local as_root=()
-  [[ $EUID -eq 0 ]] || as_root=(sudo)
+  if [[ $EUID -ne 0 ]]; then
+    command -v sudo >/dev/null || die "not root, and there is no sudo. Run as root: apt-get install ${missing[*]}"
+    as_root=(sudo)
+  fi
   "${as_root[@]}" apt-get -o Acquire::Retries=5 update -qq
   "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive \
     apt-get -o Acquire::Retries=5 install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
@@ -78,12 +80,12 @@ torch_dir_of_wheel() {
 }
 
 # A wheel of torch has all of LibTorch. Without its dependencies, but with the two small wheels that libtorch_cpu.so needs, it
-# takes 1.3 GB instead of 5. It is renamed to its place only when it is known to load: an interrupted download leaves nothing
+# takes 1.3 GB (2.15) or 1.8 GB (2.7) instead of 5. It is renamed to its place only when it is known to load: an interrupted download leaves nothing
 # that looks finished.
 download_torch() {
   local version=$1 home=$2
   local partial="$home.partial"
-  say "downloading torch $version into $home (1.3 GB, once)"
+  say "downloading torch $version into $home (once; less than 2 GB)"
   rm -rf "$partial"
   python3 -m venv "$partial"
   pip_install "$partial" "torch==$version"
@@ -139,27 +141,52 @@ print("\n".join(sorted(wanted)))
 PYTHON
 }
 
-# --- Set-up and build ---------------------------------------------------------------------------------------------------
+# --- Options, set-up, build ---------------------------------------------------------------------------------------------
 
-# set_up [version of torch]: installs what is missing, and sets torch_dir and build_dir.
+# Sets torch_version, preset and arguments (all others, as they are). Prints $usage for --help.
+parse_options() {
+  torch_version=
+  preset=default
+  arguments=()
+  while [[ $# -gt 0 ]]; do
+    case $1 in
+      --help)
+        echo "$usage"
+        exit
+        ;;
+      --torch)
+        torch_version=${2:?--torch needs a version}
+        shift
+        ;;
+      --preset)
+        preset=${2:?--preset needs a name}
+        shift
+        ;;
+      *) arguments+=("$1") ;;
+    esac
+    shift
+  done
+}
+
+# Installs what is missing, and sets torch_dir and build_dir.
 set_up() {
-  local version=${1:-}
   install_missing_packages
+
   torch_dir=
-  build_dir="$repository/build"
-  if [[ -n $version ]]; then
-    build_dir="$repository/build-torch-$version"
-  else
-    torch_dir="$(torch_dir_of_user)"
-  fi
-  if [[ -z $torch_dir ]]; then
-    torch_dir="$(torch_dir_of_wheel "${version:-$default_torch}")"
-  fi
+  [[ -n $torch_version ]] || torch_dir="$(torch_dir_of_user)"
+  [[ -n $torch_dir ]] || torch_dir="$(torch_dir_of_wheel "${torch_version:-$default_torch}")"
   say "LibTorch from $torch_dir"
+
+  build_dir="$repository/build"
+  [[ $preset == default ]] || build_dir+="-$preset"
+  [[ -z $torch_version ]] || build_dir+="-torch-$torch_version"
 }
 
 # build_regrad [arguments to cmake's configuration]
 build_regrad() {
-  cmake -S "$repository" -B "$build_dir" -G Ninja -DCMAKE_BUILD_TYPE=Release -DTorch_DIR="$torch_dir" "$@"
-  cmake --build "$build_dir" --parallel "$(nproc)"
+  (
+    cd "$repository" # where the presets are
+    cmake --preset "$preset" -B "$build_dir" -DTorch_DIR="$torch_dir" "$@"
+    cmake --build "$build_dir" --parallel "$(nproc)"
+  )
 }

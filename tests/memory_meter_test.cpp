@@ -152,8 +152,8 @@ struct NestedBackward : torch::autograd::Function<NestedBackward> {
     return x.clone();
   }
 
-  static torch::autograd::variable_list backward(
-      torch::autograd::AutogradContext* context, torch::autograd::variable_list grad_outputs) {
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 torch::autograd::variable_list grad_outputs) {
     kept.push_back(block_of(kept_bytes));
     threads.insert(std::this_thread::get_id());
     const int64_t levels = context->saved_data["levels"].toInt();

@@ -7,8 +7,8 @@
 namespace {
 
 TEST(Version, TextIsMadeOfTheNumbers) {
-  const std::string expected = std::to_string(REGRAD_VERSION_MAJOR) + "." + std::to_string(REGRAD_VERSION_MINOR) +
-                               "." + std::to_string(REGRAD_VERSION_PATCH);
+  const std::string expected = std::to_string(REGRAD_VERSION_MAJOR) + "." + std::to_string(REGRAD_VERSION_MINOR) + "." +
+                               std::to_string(REGRAD_VERSION_PATCH);
   EXPECT_EQ(REGRAD_VERSION, expected);
 }
 

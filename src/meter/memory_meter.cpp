@@ -17,8 +17,8 @@ class MemoryMeter::Counter final : public c10::MemoryReportingInfoBase, public s
  public:
   explicit Counter(std::shared_ptr<Counter> outer) : outer_(std::move(outer)) {}
 
-  void reportMemoryUsage(
-      void* block, int64_t change, size_t total_allocated, size_t total_reserved, c10::Device device) override {
+  void reportMemoryUsage(void* block, int64_t change, size_t total_allocated, size_t total_reserved,
+                         c10::Device device) override {
     if (change > 0) {
       allocated(block, change);
     } else {
@@ -55,8 +55,9 @@ class MemoryMeter::Counter final : public c10::MemoryReportingInfoBase, public s
     peak_ = std::max(peak_, current_);
   }
 
-  // The size in the report is not used. For a block that was allocated before the meter it may be wrong: the CPU allocator
-  // remembers sizes while somebody listens, but does not forget those of blocks that are freed while nobody does.
+  // The size in the report is not used. For a block that was allocated before the meter it may be wrong: the CPU
+  // allocator remembers sizes while somebody listens, but does not forget those of blocks that are freed while nobody
+  // does.
   void freed(void* block) {
     const std::lock_guard lock(mutex_);
     const auto known = alive_.find(block);
