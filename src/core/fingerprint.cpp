@@ -1,0 +1,94 @@
+#include "core/fingerprint.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include <c10/core/GradMode.h>
+#include <c10/util/BFloat16.h>
+#include <c10/util/Half.h>
+
+namespace regrad::detail {
+
+namespace {
+
+bool has_plain_memory(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.layout() == at::kStrided && tensor.is_cpu() && tensor.has_storage() &&
+         !tensor.is_quantized() && tensor.numel() > 0;
+}
+
+/// Multiplying each word by an odd number that depends on its place makes the sum see permutations too.
+uint64_t hash_words(const uint32_t* words, size_t count) {
+  uint64_t sum = 0;
+  for (size_t i = 0; i < count; ++i) {
+    const uint32_t weight = static_cast<uint32_t>(i) * 2654435761U | 1U;
+    sum += static_cast<uint64_t>(words[i]) * weight;
+  }
+  return sum;
+}
+
+uint64_t hash_memory(const void* data, size_t bytes) {
+  const size_t words = bytes / sizeof(uint32_t);
+  uint64_t hash = hash_words(static_cast<const uint32_t*>(data), words);
+  uint32_t tail = 0;
+  std::memcpy(&tail, static_cast<const char*>(data) + words * sizeof(uint32_t), bytes % sizeof(uint32_t));
+  return hash + tail;
+}
+
+uint64_t hash_tensor(const at::Tensor& tensor) {
+  if (!has_plain_memory(tensor)) return 0;
+  const c10::NoGradGuard no_grad;
+  const at::Tensor dense = tensor.is_non_overlapping_and_dense() ? tensor : tensor.detach().contiguous();
+  return hash_memory(dense.const_data_ptr(), dense.nbytes());
+}
+
+constexpr int64_t kSampleSize = 32;
+
+template <class T>
+std::vector<float> take_sample(const at::Tensor& tensor) {
+  const T* data = static_cast<const T*>(tensor.const_data_ptr());
+  const int64_t count = std::min<int64_t>(kSampleSize, tensor.numel());
+  std::vector<float> values(static_cast<size_t>(count));
+  for (int64_t i = 0; i < count; ++i) {
+    values[static_cast<size_t>(i)] = static_cast<float>(data[i * tensor.numel() / count]);
+  }
+  return values;
+}
+
+}  // namespace
+
+std::vector<uint64_t> fingerprint(const Tensors& outputs) {
+  std::vector<uint64_t> result;
+  result.reserve(outputs.size());
+  for (const at::Tensor& output : outputs) result.push_back(hash_tensor(output));
+  return result;
+}
+
+Sample::Sample(const at::Tensor& output) {
+  if (!has_plain_memory(output) || !output.is_non_overlapping_and_dense()) return;
+  switch (output.scalar_type()) {
+    case at::kDouble: values_ = take_sample<double>(output); break;
+    case at::kFloat: values_ = take_sample<float>(output); break;
+    case at::kHalf: values_ = take_sample<c10::Half>(output); break;
+    case at::kBFloat16: values_ = take_sample<c10::BFloat16>(output); break;
+    default: break;
+  }
+}
+
+double Sample::distance(const Sample& other) const {
+  const size_t count = std::min(values_.size(), other.values_.size());
+  double difference = 0;
+  double norm = 0;
+  for (size_t i = 0; i < count; ++i) {
+    const double a = values_[i];
+    const double b = other.values_[i];
+    if (std::isfinite(a) != std::isfinite(b)) return std::numeric_limits<double>::infinity();
+    if (!std::isfinite(a)) continue;
+    difference += (a - b) * (a - b);
+    norm += a * a;
+  }
+  return difference == 0 ? 0 : std::sqrt(difference / norm);
+}
+
+}  // namespace regrad::detail

@@ -1,0 +1,31 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "regrad/detail/function.h"
+
+namespace regrad::detail {
+
+/// One number per output of a function that depends on every bit. Of CPU tensors alone: on other devices it would
+/// wait for the device. One pass over memory.
+std::vector<uint64_t> fingerprint(const Tensors& outputs);
+
+/// A few values of an output, to compare a replay with where its input was rebuilt and so is not exact.
+/// Constant time; of floating-point CPU tensors alone.
+class Sample {
+ public:
+  Sample() = default;
+  explicit Sample(const at::Tensor& output);
+
+  /// The relative distance |other - this| / |this| of two samples of the same shape, in the 2-norm; 0 where both are
+  /// empty, and infinite where one is not finite while the other is.
+  double distance(const Sample& other) const;
+
+ private:
+  std::vector<float> values_;
+};
+
+}  // namespace regrad::detail

@@ -1,0 +1,53 @@
+#include "core/kept_tensor.h"
+
+#include <mutex>
+
+#include <c10/core/GradMode.h>
+#include <c10/core/impl/COW.h>
+
+#include "core/describe.h"
+#include "regrad/error.h"
+
+namespace regrad::detail {
+
+namespace {
+
+/// The first copy-on-write clone converts the storage without a lock of its own. Held for that alone.
+std::mutex conversion_mutex;
+
+}  // namespace
+
+bool can_be_copy_on_write(const at::Tensor& tensor) {
+  if (tensor.layout() != at::kStrided || tensor.is_quantized() || !(tensor.is_cpu() || tensor.is_cuda()) ||
+      !tensor.has_storage() || tensor.key_set().has(c10::DispatchKey::Python)) {
+    return false;
+  }
+  const c10::StorageImpl& storage = *tensor.storage().unsafeGetStorageImpl();
+  return c10::impl::cow::has_simple_data_ptr(storage) || c10::impl::cow::is_cow_data_ptr(storage.data_ptr());
+}
+
+at::Tensor copy_on_write_alias(const at::Tensor& tensor) {
+  const c10::NoGradGuard no_grad;
+  if (!can_be_copy_on_write(tensor)) return tensor.detach();
+  const std::lock_guard<std::mutex> lock(conversion_mutex);
+  return tensor._lazy_clone();
+}
+
+KeptTensor::KeptTensor(const at::Tensor& tensor) {
+  if (!tensor.defined()) return;
+  alias_ = copy_on_write_alias(tensor);
+  shares_versions_ = !tensor.is_inference() && !alias_.is_inference() && !can_be_copy_on_write(tensor);
+  if (shares_versions_) version_ = static_cast<uint32_t>(tensor._version());
+}
+
+at::Tensor KeptTensor::get(const std::string& what) const {
+  if (shares_versions_ && static_cast<uint32_t>(alias_._version()) != version_) {
+    throw_error(ErrorKind::tensor_modified,
+                what + " " + describe(alias_) + " was modified in place after forward: it is at version " +
+                    std::to_string(alias_._version()) + ", but its replay needs version " + std::to_string(version_) +
+                    ". Change a copy of it instead, or run backward first.");
+  }
+  return alias_;
+}
+
+}  // namespace regrad::detail

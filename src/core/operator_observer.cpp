@@ -1,0 +1,160 @@
+// Compiled with NDEBUG in every configuration: without it, RecordFunction::inputs() throws in every callback.
+#include "core/operator_observer.h"
+
+#include <algorithm>
+#include <optional>
+#include <string>
+#include <unordered_map>
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/GradMode.h>
+
+#include "core/kept_tensor.h"
+
+namespace regrad::detail {
+
+at::Tensor lock(const WeakTensor& tensor) {
+  auto owned = tensor.lock();
+  return owned.defined() ? at::Tensor(std::move(owned)) : at::Tensor();
+}
+
+namespace {
+
+thread_local OperatorObserver* innermost = nullptr;
+
+/// Which arguments an operator writes to.
+struct WrittenArguments {
+  std::vector<size_t> always;
+  /// Running statistics, which the schemas of normalisation layers do not mark as written. They are when the
+  /// argument at `training` is true.
+  std::vector<size_t> statistics;
+  std::optional<size_t> training;
+};
+
+WrittenArguments written_arguments_of(const c10::FunctionSchema& schema) {
+  WrittenArguments result;
+  for (size_t i = 0; i < schema.arguments().size(); ++i) {
+    const c10::Argument& argument = schema.arguments()[i];
+    const std::string& name = argument.name();
+    if (argument.alias_info() != nullptr && argument.alias_info()->isWrite()) {
+      result.always.push_back(i);
+    } else if (name == "running_mean" || name == "running_var") {
+      result.statistics.push_back(i);
+    } else if (name == "training" || name == "train" || name == "use_input_stats") {
+      result.training = i;
+    }
+  }
+  return result;
+}
+
+/// Looked up once per operator and thread: copying a schema is slow.
+const WrittenArguments& written_arguments(const at::RecordFunction& op, const c10::OperatorName& name) {
+  thread_local std::unordered_map<c10::OperatorName, WrittenArguments> known;
+  const auto found = known.find(name);
+  if (found != known.end()) return found->second;
+  return known.emplace(name, written_arguments_of(*op.operator_schema())).first->second;
+}
+
+std::unique_ptr<at::ObserverContext> start(const at::RecordFunction& op) {
+  for (OperatorObserver* o = innermost; o != nullptr; o = o->outer()) o->on_start(op);
+  return nullptr;
+}
+
+void end(const at::RecordFunction& op, at::ObserverContext*) {
+  for (OperatorObserver* o = innermost; o != nullptr; o = o->outer()) o->on_end(op);
+}
+
+/// Views of one memory have one key.
+const void* memory_of(const at::Tensor& tensor) {
+  if (tensor.has_storage()) return tensor.storage().unsafeGetStorageImpl();
+  return tensor.unsafeGetTensorImpl();
+}
+
+}  // namespace
+
+OperatorObserver::OperatorObserver(const Tensors& own) : outer_(innermost) {
+  for (const at::Tensor& tensor : own) {
+    if (tensor.defined()) made_.insert(memory_of(tensor));
+  }
+  innermost = this;
+  if (outer_ == nullptr) {
+    callback_ = at::addThreadLocalCallback(at::RecordFunctionCallback(&start, &end)
+                                               .needsInputs(true)
+                                               .needsOutputs(true)
+                                               .scopes({at::RecordScope::FUNCTION}));
+  }
+}
+
+OperatorObserver::~OperatorObserver() {
+  if (outer_ == nullptr) at::removeCallback(callback_);
+  innermost = outer_;
+}
+
+void OperatorObserver::rethrow_failure() const {
+  if (failure_ != nullptr) std::rethrow_exception(failure_);
+}
+
+void OperatorObserver::on_start(const at::RecordFunction& op) {
+  if (depth_++ > 0) return;
+  const auto name = op.operator_name();
+  if (!name.has_value()) return;
+  const at::DisableRecordFunctionGuard not_our_own;
+  try {
+    const WrittenArguments& written = written_arguments(op, *name);
+    const auto inputs = op.inputs();
+    const bool training = written.training.has_value() && *written.training < inputs.size() &&
+                          inputs[*written.training].isBool() && inputs[*written.training].toBool();
+    const auto contains = [](const std::vector<size_t>& list, size_t i) {
+      return std::find(list.begin(), list.end(), i) != list.end();
+    };
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      see_input(inputs[i], contains(written.always, i) || (training && contains(written.statistics, i)));
+    }
+  } catch (...) {
+    failure_ = std::current_exception();
+  }
+}
+
+void OperatorObserver::on_end(const at::RecordFunction& op) {
+  if (depth_ == 0 || --depth_ > 0) return;
+  for (const c10::IValue& value : op.outputs()) see_output(value);
+}
+
+void OperatorObserver::see_input(const c10::IValue& value, bool is_written) {
+  if (value.isTensor()) {
+    see_tensor(value.toTensor(), is_written);
+  } else if (value.isTensorList()) {
+    for (const at::Tensor& tensor : value.toTensorVector()) see_tensor(tensor, is_written);
+  } else if (value.isList()) {  // lists of optional tensors
+    for (const c10::IValue& element : value.toListRef()) see_input(element, is_written);
+  } else if (value.isGenerator()) {
+    generators.add(value.toGenerator());
+  }
+}
+
+void OperatorObserver::see_tensor(const at::Tensor& tensor, bool is_written) {
+  if (!tensor.defined()) return;
+  const void* memory = memory_of(tensor);
+  if (made_.contains(memory)) return;
+  const bool is_new = outside_.insert(memory).second;
+  if (is_written) {
+    if (written_.insert(memory).second) {
+      const c10::NoGradGuard no_grad;
+      at::Tensor before = can_be_copy_on_write(tensor) ? copy_on_write_alias(tensor) : tensor.detach().clone();
+      writes.push_back({WeakTensor(tensor.getIntrusivePtr()), std::move(before)});
+    }
+  } else if (is_new && !tensor.is_inference()) {
+    reads.push_back({WeakTensor(tensor.getIntrusivePtr()), static_cast<uint32_t>(tensor._version())});
+  }
+}
+
+void OperatorObserver::see_output(const c10::IValue& value) {
+  if (value.isTensor()) {
+    const at::Tensor& tensor = value.toTensor();
+    if (tensor.defined() && !outside_.contains(memory_of(tensor))) made_.insert(memory_of(tensor));
+  } else if (value.isTensorList()) {
+    for (const at::Tensor& tensor : value.toTensorVector()) see_output(tensor);
+  }
+}
+
+}  // namespace regrad::detail

@@ -1,0 +1,75 @@
+#pragma once
+
+#include <cstdint>
+#include <exception>
+#include <unordered_set>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/record_function.h>
+
+#include "core/generators.h"
+#include "regrad/detail/function.h"
+
+namespace regrad::detail {
+
+using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
+
+/// The tensor while somebody else still owns it; undefined afterwards.
+at::Tensor lock(const WeakTensor& tensor);
+
+/// A tensor from outside that a function read, and its version then.
+struct TensorRead {
+  WeakTensor tensor;
+  uint32_t version;
+};
+
+/// A tensor from outside that a function wrote in place, and its values before.
+struct TensorWrite {
+  WeakTensor tensor;
+  at::Tensor before;
+};
+
+/// Watches the operators that run on this thread while it lives: which tensors from outside they read and write, and
+/// which generators they are given. It sees what a graph cannot show: masks, counters, running statistics.
+///
+/// Blind to code under a disabled RecordFunction, to raw pointers, and to threads that the function starts.
+/// About one microsecond an operator. Observers nest.
+class OperatorObserver {
+ public:
+  /// own: tensors that are the function's inputs, not from outside.
+  explicit OperatorObserver(const Tensors& own);
+  ~OperatorObserver();
+  OperatorObserver(const OperatorObserver&) = delete;
+  OperatorObserver& operator=(const OperatorObserver&) = delete;
+
+  /// Throws what went wrong while watching; Torch swallows exceptions of callbacks.
+  void rethrow_failure() const;
+
+  std::vector<TensorRead> reads;
+  std::vector<TensorWrite> writes;
+  /// Generators passed to operators, as they were before.
+  GeneratorStates generators;
+
+  /// For the callbacks.
+  void on_start(const at::RecordFunction& op);
+  void on_end(const at::RecordFunction& op);
+  OperatorObserver* outer() const { return outer_; }
+
+ private:
+  void see_input(const c10::IValue& value, bool is_written);
+  void see_tensor(const at::Tensor& tensor, bool is_written);
+  void see_output(const c10::IValue& value);
+
+  /// Memory that the function made, and memory from outside, by address.
+  std::unordered_set<const void*> made_;
+  std::unordered_set<const void*> outside_;
+  std::unordered_set<const void*> written_;
+  /// Operators call operators; only the outermost count.
+  int depth_ = 0;
+  std::exception_ptr failure_;
+  OperatorObserver* outer_;
+  at::CallbackHandle callback_ = 0;
+};
+
+}  // namespace regrad::detail

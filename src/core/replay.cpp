@@ -1,0 +1,442 @@
+#include "core/replay.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/functions/tensor.h>
+
+#include "core/describe.h"
+#include "core/kept_tensor.h"
+#include "regrad/error.h"
+
+namespace regrad::detail {
+
+using torch::autograd::AccumulateGrad;
+using torch::autograd::CopySlices;
+using torch::autograd::Edge;
+using torch::autograd::edge_list;
+using torch::autograd::Engine;
+using torch::autograd::Node;
+using torch::autograd::variable_list;
+
+Edge gradient_edge(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.requires_grad() ? torch::autograd::impl::gradient_edge(tensor) : Edge();
+}
+
+at::Tensor in_memory_of(const at::Tensor& alias, const at::Tensor& owner) {
+  const c10::NoGradGuard no_grad;
+  at::Tensor moved = alias.detach();
+  moved.unsafeGetTensorImpl()->set_storage_keep_dtype(owner.storage());
+  return moved;
+}
+
+at::Tensor with_edge(const at::Tensor& tensor, const Edge& edge) {
+  if (!tensor.defined()) return tensor;
+  const c10::NoGradGuard no_grad;
+  at::Tensor alias = tensor.detach();
+  if (edge.is_valid()) torch::autograd::impl::set_gradient_edge(alias, edge);
+  return alias;
+}
+
+namespace {
+
+/// Puts the generators back where they were, also after an exception.
+class GeneratorScope {
+ public:
+  explicit GeneratorScope(const GeneratorStates& replayed) : outer_(GeneratorStates::capture()) {
+    outer_.add(replayed.current());
+    replayed.restore();
+  }
+  ~GeneratorScope() { outer_.restore(); }
+  GeneratorScope(const GeneratorScope&) = delete;
+  GeneratorScope& operator=(const GeneratorScope&) = delete;
+
+ private:
+  GeneratorStates outer_;
+};
+
+std::vector<uint32_t> versions_of(const Tensors& tensors) {
+  std::vector<uint32_t> versions;
+  versions.reserve(tensors.size());
+  for (const at::Tensor& t : tensors) {
+    versions.push_back(t.defined() && !t.is_inference() ? static_cast<uint32_t>(t._version()) : 0);
+  }
+  return versions;
+}
+
+void check_not_modified(const Function& function, const Tensors& arguments, const std::vector<uint32_t>& before) {
+  const std::vector<uint32_t> after = versions_of(arguments);
+  for (size_t i = 0; i < after.size(); ++i) {
+    if (after[i] == before[i]) continue;
+    throw_error(ErrorKind::input_modified, function.name + " modified its input " + std::to_string(i) + ", " +
+                                               describe(arguments[i]) +
+                                               ", in place, and so could not be run again on it. Let it change a copy: "
+                                               "relu(x) instead of relu_(x), or x.clone() first.");
+  }
+}
+
+/// A kernel that asks for writable memory inside at::parallel_for is refused memory that is shared copy-on-write.
+bool is_copy_on_write_refusal(const c10::Error& error) {
+  return error.msg().find("Materializing a storage in the loop function of at::parallel_for") != std::string::npos;
+}
+
+/// Runs the function; where it is refused copy-on-write memory, `reset` undoes what it did and it runs again on copies.
+Tensors run_function(const Function& function, Tensors& arguments, const std::function<void()>& reset) {
+  try {
+    return function.run(arguments);
+  } catch (const c10::Error& error) {
+    if (!is_copy_on_write_refusal(error)) throw;
+  }
+  reset();
+  for (at::Tensor& argument : arguments) {
+    if (!argument.defined()) continue;
+    const Edge edge = gradient_edge(argument);
+    const c10::NoGradGuard no_grad;
+    argument = argument.detach().clone();
+    if (edge.is_valid()) torch::autograd::impl::set_gradient_edge(argument, edge);
+  }
+  return function.run(arguments);
+}
+
+/// The argument in whose memory an output lies, if any.
+std::optional<size_t> find_shared(const at::Tensor& output, const Tensors& arguments) {
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    const at::Tensor& argument = arguments[i];
+    if (!argument.defined()) continue;
+    if (output.is_same(argument)) return i;
+    if (output.has_storage() && argument.has_storage() && output.is_alias_of(argument)) return i;
+  }
+  return std::nullopt;
+}
+
+std::unordered_set<const Node*> node_set(const std::vector<Owned<PrivateNode>>& nodes) {
+  std::unordered_set<const Node*> set;
+  for (const auto& node : nodes) {
+    if (node != nullptr) set.insert(node.get());
+  }
+  return set;
+}
+
+}  // namespace
+
+FirstRun Replay::first_run(Function function, const Tensors& inputs, Tensors arguments,
+                           std::shared_ptr<const Environment> environment, OutputCheck check) {
+  const std::shared_ptr<Replay> replay(new Replay());
+  replay->function_ = std::move(function);
+  replay->environment_ = std::move(environment);
+  replay->check_ = check;
+
+  // Bridges, so that an inner tensor that the function leaks still has its gradient.
+  std::vector<Owned<PrivateNode>> input_nodes(inputs.size());
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    const Edge edge = gradient_edge(inputs[i]);
+    replay->input_requires_grad_.push_back(edge.is_valid());
+    if (!edge.is_valid()) continue;
+    input_nodes[i] = PrivateNode::bridge(edge);
+    torch::autograd::impl::set_gradient_edge(arguments[i], Edge(input_nodes[i], 0));
+  }
+  const std::vector<uint32_t> versions = versions_of(arguments);
+
+  FirstRun result;
+  replay->generators_ = GeneratorStates::capture();
+  replay->state_ = State(replay->function_.owner.get());
+  const NodeOrigin origin;
+  {
+    OperatorObserver observer(arguments);
+    result.outputs = run_function(replay->function_, arguments, [&] {
+      replay->generators_.restore();
+      replay->state_.restore();
+      for (const TensorWrite& write : observer.writes) {
+        if (const at::Tensor tensor = lock(write.tensor); tensor.defined()) tensor.detach().copy_(write.before);
+      }
+    });
+    observer.rethrow_failure();
+    replay->generators_.add(observer.generators);
+    replay->generators_.keep_advanced();
+    replay->state_.finish(std::move(observer.writes), replay->function_.name);
+    for (TensorRead& read : observer.reads) {
+      const at::Tensor tensor = lock(read.tensor);
+      if (tensor.defined() && !replay->state_.holds(tensor)) replay->reads_.push_back(std::move(read));
+    }
+  }
+  check_not_modified(replay->function_, arguments, versions);
+
+  replay->output_count_ = result.outputs.size();
+  if (check == OutputCheck::bits) replay->fingerprint_ = fingerprint(result.outputs);
+  if (check == OutputCheck::sample) replay->sample_ = Sample(result.outputs.front());
+
+  // Which outputs are the function's own results, rather than tensors from outside that it hands on.
+  replay->casts_ = CastBoundary::for_first_run();
+  const auto input_set = node_set(input_nodes);
+  edge_list roots;
+  std::vector<GraphWalk> walks;
+  for (size_t o = 0; o < result.outputs.size(); ++o) {
+    at::Tensor& output = result.outputs[o];
+    if (!output.defined()) continue;
+    const std::optional<size_t> shared = find_shared(output, arguments);
+    if (shared.has_value() && output.is_same(arguments[*shared])) {
+      output = inputs[*shared];
+      continue;
+    }
+    if (!output.requires_grad()) {
+      if (shared.has_value()) output = in_memory_of(output, inputs[*shared]);
+      continue;
+    }
+    const Edge root = gradient_edge(output);
+    GraphWalk walk = walk_graph({root}, origin, input_set, replay->casts_);
+    const bool is_outside = !walk.cuts.empty() && walk.cuts.front().node == nullptr;
+    if (is_outside) continue;
+    roots.push_back(root);
+    walks.push_back(std::move(walk));
+    result.differentiable.push_back(o);
+    result.shares_input.push_back(shared);
+  }
+
+  // A walk from all outputs, unless one has seen it all.
+  const GraphWalk all = walks.size() == 1 ? walks.front() : walk_graph(roots, origin, input_set, replay->casts_);
+  result.exits = all.exits;
+  for (const auto& node : input_nodes) {
+    result.input_used.push_back(node != nullptr && all.inputs_reached.contains(node.get()));
+  }
+  for (const GraphWalk& walk : walks) {
+    std::vector<bool> reach;
+    for (const auto& node : input_nodes) reach.push_back(node != nullptr && walk.inputs_reached.contains(node.get()));
+    for (const Edge& exit : all.exits) reach.push_back(walk.exit_index.contains(EdgeKey(exit)));
+    if (walks.size() > 1) replay->reach_.emplace_back(reach.begin() + static_cast<int64_t>(inputs.size()), reach.end());
+    result.reach.push_back(std::move(reach));
+  }
+
+  replay->differentiable_ = result.differentiable;
+  const auto keep_accumulator = [&](AccumulateGrad* accumulator) {
+    replay->accumulators_.push_back(accumulator->getptr());
+    replay->variables_.push_back({accumulator, static_cast<uint32_t>(accumulator->variable._version())});
+  };
+  for (const Edge& exit : all.exits) {
+    replay->exits_.emplace_back(exit);
+    if (AccumulateGrad* accumulator = as_accumulator(exit.function.get())) keep_accumulator(accumulator);
+  }
+  for (AccumulateGrad* leaf : replay->casts_.leaves()) keep_accumulator(leaf);
+  replay->casts_ = replay->casts_.for_replay();
+  result.replay = replay;
+  return result;
+}
+
+Tensors Replay::call(Tensors& arguments) const {
+  const GeneratorScope generators(generators_);
+  const State::Scope state(state_, function_.owner.get(), function_.name);
+  const EnvironmentScope environment(*environment_);
+  const CastBoundary::Published casts(casts_);
+  Tensors outputs = run_function(function_, arguments, [&] {
+    generators_.restore();
+    state_.restore();
+  });
+  if (outputs.size() != output_count_) {
+    throw_error(ErrorKind::replay_differs, function_.name + " returned " + std::to_string(outputs.size()) +
+                                               " tensors when run again in backward, but " +
+                                               std::to_string(output_count_) + " in forward.");
+  }
+  return outputs;
+}
+
+Replay::Rerun Replay::run_again(Tensors arguments, const edge_list& input_edges, bool create_graph,
+                                const std::vector<bool>& wanted_outputs) const {
+  check_versions();
+  Rerun rerun;
+  rerun.create_graph_ = create_graph;
+  rerun.ends_.resize(arguments.size());
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    if (!input_requires_grad_[i]) continue;
+    rerun.ends_[i] = create_graph && input_edges[i].is_valid() ? PrivateNode::bridge(arguments[i], input_edges[i])
+                                                               : PrivateNode::sink(arguments[i]);
+    torch::autograd::impl::set_gradient_edge(arguments[i], Edge(rerun.ends_[i], 0));
+  }
+  const auto input_set = node_set(rerun.ends_);
+
+  const NodeOrigin origin;
+  Tensors outputs = call(arguments);
+  arguments.clear();
+  check_outputs(outputs);
+  for (size_t i = 0; i < differentiable_.size(); ++i) {
+    if (!wanted_outputs.empty() && !wanted_outputs[i]) continue;
+    const at::Tensor& output = outputs[differentiable_[i]];
+    if (!output.defined() || !output.requires_grad()) {
+      throw_error(ErrorKind::variables_differ,
+                  function_.name + " returned a tensor that requires grad in forward, but in backward its output " +
+                      std::to_string(differentiable_[i]) + " does not. It must do the same in both runs.");
+    }
+    rerun.roots_.push_back(gradient_edge(output));
+  }
+  for (at::Tensor& output : outputs) rerun.outputs_.push_back(with_edge(output, Edge()));
+  outputs.clear();
+
+  CastBoundary casts = casts_;
+  GraphWalk walk = walk_graph(rerun.roots_, origin, input_set, casts);
+  const std::vector<bool> expected = exits_reached_by(wanted_outputs);
+  check_exits(walk, expected);
+
+  const size_t first_exit = rerun.ends_.size();
+  rerun.ends_.resize(first_exit + exits_.size());
+  for (size_t i = 0; i < exits_.size(); ++i) {
+    if (!expected[i]) continue;
+    const Edge& real = walk.exits[walk.exit_index.at(exits_[i])];
+    rerun.ends_[first_exit + i] = create_graph
+                                      ? PrivateNode::bridge(real)
+                                      : PrivateNode::sink(real.function->input_metadata(real.input_nr));
+  }
+  std::unordered_map<EdgeKey, size_t, EdgeKeyHash> end_of;
+  for (size_t i = 0; i < exits_.size(); ++i) end_of.emplace(exits_[i], first_exit + i);
+  for (const GraphWalk::Cut& cut : walk.cuts) {
+    const Edge end(rerun.ends_[end_of.at(cut.exit)], 0);
+    if (cut.node == nullptr) {
+      rerun.roots_[cut.index] = end;
+      continue;
+    }
+    cut.node->next_edges()[cut.index] = end;
+    // CopySlices holds the in-place function, whose edges must be its own (the first is the base).
+    if (auto* slices = dynamic_cast<CopySlices*>(cut.node);
+        slices != nullptr && cut.index > 0 && slices->fn != nullptr && cut.index < slices->fn->num_outputs()) {
+      slices->fn->next_edges()[cut.index] = end;
+    }
+  }
+  return rerun;
+}
+
+Tensors Replay::run_again_without_graph(Tensors arguments) const {
+  check_versions();
+  Tensors outputs = call(arguments);
+  check_outputs(outputs);
+  for (at::Tensor& output : outputs) output = with_edge(output, Edge());
+  return outputs;
+}
+
+variable_list Replay::Rerun::vector_jacobian(variable_list cotangents, const std::vector<bool>& needed) {
+  variable_list gradients(ends_.size());
+  edge_list roots;
+  variable_list root_gradients;
+  for (size_t i = 0; i < roots_.size(); ++i) {
+    if (!cotangents[i].defined()) continue;
+    roots.push_back(roots_[i]);
+    root_gradients.push_back(std::move(cotangents[i]));
+  }
+  edge_list captures;
+  std::vector<size_t> captured;
+  for (size_t i = 0; i < ends_.size(); ++i) {
+    if (ends_[i] == nullptr || !needed[i]) continue;
+    captures.emplace_back(ends_[i], 0);
+    captured.push_back(i);
+  }
+  cotangents.clear();
+  if (roots.empty() || captures.empty()) return gradients;
+
+  struct BridgesDetached {
+    const std::vector<Owned<PrivateNode>>& nodes;
+    explicit BridgesDetached(const std::vector<Owned<PrivateNode>>& n) : nodes(n) {
+      for (const auto& node : nodes) {
+        if (node != nullptr) node->detach_bridge();
+      }
+    }
+    ~BridgesDetached() {
+      for (const auto& node : nodes) {
+        if (node != nullptr) node->attach_bridge();
+      }
+    }
+  } const detached(ends_);
+
+  variable_list result = Engine::get_default_engine().execute(roots, root_gradients, create_graph_, create_graph_,
+                                                              /*accumulate_grad=*/false, captures);
+  for (size_t i = 0; i < captured.size(); ++i) gradients[captured[i]] = std::move(result[i]);
+  return gradients;
+}
+
+void Replay::check_versions() const {
+  const auto modified = [&](const at::Tensor& tensor, const std::string& name, uint32_t now, uint32_t then) {
+    throw_error(ErrorKind::tensor_modified,
+                function_.name + " uses " + (name.empty() ? "a tensor" : name) + " " + describe(tensor) +
+                    ", which was modified in place between forward and backward: it is at version " +
+                    std::to_string(now) + ", and was at version " + std::to_string(then) +
+                    " when forward read it. Run backward before changing it, or change a copy.");
+  };
+  for (const VariableVersion& entry : variables_) {
+    const at::Tensor& variable = entry.accumulator->variable;
+    if (state_.holds(variable)) continue;
+    const auto version = static_cast<uint32_t>(variable._version());
+    if (version == entry.version) continue;
+    modified(variable, function_.owner == nullptr ? "" : function_.owner->parameter_name(variable), version,
+             entry.version);
+  }
+  for (const TensorRead& read : reads_) {
+    const at::Tensor tensor = lock(read.tensor);
+    if (!tensor.defined()) continue;
+    const auto version = static_cast<uint32_t>(tensor._version());
+    if (version != read.version) modified(tensor, "", version, read.version);
+  }
+}
+
+void Replay::check_outputs(const Tensors& outputs) const {
+  if (check_ == OutputCheck::bits) {
+    if (fingerprint(outputs) == fingerprint_) return;
+    throw_error(ErrorKind::replay_differs,
+                function_.name + " computed other values when run again in backward than in forward. Something that "
+                                 "it reads has changed, or it is not a function of its inputs: pass what changes as an "
+                                 "input, and guard side effects with is_recomputing().");
+  }
+  // Rebuilt inputs differ by rounding, which half precision amplifies.
+  const at::Tensor& output = outputs.front();
+  const bool half = output.scalar_type() == at::kHalf || output.scalar_type() == at::kBFloat16;
+  const double tolerance = half ? 0.5 : 0.1;
+  const double distance = sample_.distance(Sample(output));
+  if (distance <= tolerance) return;
+  throw_error(ErrorKind::replay_differs,
+              function_.name + " computed other values when run again in backward than in forward (relative difference " +
+                  std::to_string(distance) + " on a sample, tolerance " + std::to_string(tolerance) +
+                  "). Either it is not a function of its inputs, or rebuilding the activations has lost too much "
+                  "precision: use Memory::recompute or Memory::store for this block.");
+}
+
+std::vector<bool> Replay::exits_reached_by(const std::vector<bool>& wanted_outputs) const {
+  if (wanted_outputs.empty() || reach_.empty()) return std::vector<bool>(exits_.size(), true);
+  std::vector<bool> reached(exits_.size(), false);
+  for (size_t o = 0; o < reach_.size(); ++o) {
+    if (!wanted_outputs[o]) continue;
+    for (size_t i = 0; i < exits_.size(); ++i) reached[i] = reached[i] || reach_[o][i];
+  }
+  return reached;
+}
+
+void Replay::check_exits(const GraphWalk& walk, const std::vector<bool>& expected) const {
+  const auto found = std::count_if(exits_.begin(), exits_.end(),
+                                   [&](const EdgeKey& key) { return walk.exit_index.contains(key); });
+  const auto needed = std::count(expected.begin(), expected.end(), true);
+  if (found == needed && walk.exits.size() == static_cast<size_t>(needed)) return;
+
+  std::string differences;
+  for (size_t i = 0; i < exits_.size(); ++i) {
+    if (expected[i] && !walk.exit_index.contains(exits_[i])) {
+      const bool alive = std::any_of(accumulators_.begin(), accumulators_.end(),
+                                     [&](const NodePtr& node) { return node.get() == exits_[i].node; });
+      differences += "\n  only in forward: " + (alive ? describe_exit(exits_[i].node) : "a captured tensor");
+    }
+  }
+  for (const Edge& exit : walk.exits) {
+    const EdgeKey key(exit);
+    const auto known = std::find(exits_.begin(), exits_.end(), key);
+    if (known == exits_.end() || !expected[static_cast<size_t>(known - exits_.begin())]) {
+      differences += "\n  only in backward: " + describe_exit(exit.function.get());
+    }
+  }
+  throw_error(ErrorKind::variables_differ,
+              function_.name + " used other variables when run again in backward than in forward:" + differences +
+                  "\nIt probably makes parameters, or keeps tensors, on each call. Make them once, outside.");
+}
+
+std::string Replay::describe_exit(Node* node) const {
+  const AccumulateGrad* accumulator = as_accumulator(node);
+  if (accumulator == nullptr) return "a captured tensor made by " + node->name();
+  const std::string name =
+      function_.owner == nullptr ? "" : function_.owner->parameter_name(accumulator->variable);
+  return "parameter " + (name.empty() ? "" : name + " ") + describe(accumulator->variable);
+}
+
+}  // namespace regrad::detail

@@ -1,0 +1,133 @@
+#include "core/state.h"
+
+#include <algorithm>
+
+#include <ATen/Functions.h>
+#include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include "core/describe.h"
+#include "core/kept_tensor.h"
+#include "regrad/error.h"
+
+namespace regrad::detail {
+
+namespace {
+
+/// Whether `tensor` still shares memory with the alias taken before.
+bool unchanged(const at::Tensor& tensor, const at::Tensor& before) {
+  return tensor.storage().data() == before.storage().data();
+}
+
+/// All bytes of a storage, in new memory.
+at::Tensor copy_storage(const at::Tensor& tensor) {
+  const c10::NoGradGuard no_grad;
+  const auto bytes = static_cast<int64_t>(tensor.storage().nbytes());
+  return at::empty({0}, tensor.options().dtype(at::kByte)).set_(tensor.storage(), 0, {bytes}, {1}).clone();
+}
+
+}  // namespace
+
+State::State(const Owner* owner) {
+  if (owner == nullptr) return;
+  modes_ = owner->training_modes();
+  for (const at::Tensor& buffer : owner->buffers()) {
+    if (!buffer.defined() || !can_be_copy_on_write(buffer)) continue;
+    buffers_.push_back(buffer);
+    buffers_before_.push_back(copy_on_write_alias(buffer));
+  }
+}
+
+void State::finish(std::vector<TensorWrite> writes, const std::string& function_name) {
+  for (TensorWrite& write : writes) {
+    const at::Tensor tensor = lock(write.tensor);
+    if (!tensor.defined() || holds(tensor)) continue;
+    if (tensor.requires_grad() && !tensor.is_leaf()) {
+      throw_error(ErrorKind::unsupported,
+                  function_name + " changes a captured tensor " + describe(tensor) +
+                      " in place whose history is recorded. A replay cannot undo that: return the new value instead.");
+    }
+    if (!tensor.has_storage()) {
+      throw_error(ErrorKind::unsupported, function_name + " changes a captured tensor without plain memory, " +
+                                              describe(tensor) + ", in place. Return the new value instead.");
+    }
+    captured_.push_back(std::move(write));
+  }
+}
+
+bool State::holds(const at::Tensor& tensor) const {
+  if (!tensor.has_storage()) return false;
+  return std::any_of(buffers_.begin(), buffers_.end(), [&](const at::Tensor& t) { return t.is_alias_of(tensor); }) ||
+         std::any_of(captured_.begin(), captured_.end(), [&](const TensorWrite& write) {
+           const at::Tensor t = lock(write.tensor);
+           return t.defined() && t.is_alias_of(tensor);
+         });
+}
+
+void State::restore() const {
+  const c10::NoGradGuard no_grad;
+  for (size_t i = 0; i < buffers_.size(); ++i) {
+    if (!unchanged(buffers_[i], buffers_before_[i])) buffers_[i].detach().copy_(buffers_before_[i]);
+  }
+  for (const TensorWrite& write : captured_) {
+    if (const at::Tensor tensor = lock(write.tensor); tensor.defined()) tensor.detach().copy_(write.before);
+  }
+}
+
+State::Scope::Scope(const State& state, const Owner* owner, const std::string& function_name) : owner_(owner) {
+  try {
+    for (size_t i = 0; i < state.buffers_.size(); ++i) {
+      swap_in(state.buffers_[i], state.buffers_before_[i], function_name);
+    }
+    for (const TensorWrite& write : state.captured_) {
+      if (const at::Tensor tensor = lock(write.tensor); tensor.defined()) {
+        swap_in(tensor, write.before, function_name);
+      }
+    }
+    if (owner_ != nullptr && owner_->training_modes() != state.modes_) {
+      current_modes_ = owner_->training_modes();
+      owner_->set_training_modes(state.modes_);
+    }
+  } catch (...) {
+    swap_out();
+    throw;
+  }
+}
+
+State::Scope::~Scope() {
+  if (!current_modes_.empty()) owner_->set_training_modes(current_modes_);
+  swap_out();
+}
+
+/// Puts a copy of the earlier bytes under the tensor, so that views of it follow, and the current bytes aside.
+void State::Scope::swap_in(const at::Tensor& tensor, const at::Tensor& before, const std::string& function_name) {
+  if (unchanged(tensor, before)) return;
+  if (tensor.storage().nbytes() != before.storage().nbytes() || tensor.device() != before.device() ||
+      tensor.scalar_type() != before.scalar_type()) {
+    throw_error(ErrorKind::tensor_modified,
+                function_name + " needs its buffer as forward saw it, " + describe(before) + ", but it is now " +
+                    describe(tensor) + ". Run backward before the module is moved or converted.");
+  }
+  const bool already = std::any_of(swapped_.begin(), swapped_.end(),
+                                   [&](const Swapped& s) { return s.tensor.is_alias_of(tensor); });
+  if (already) return;
+  at::Tensor copy = copy_storage(before);
+  auto* storage = tensor.storage().unsafeGetStorageImpl();
+  auto* fresh = copy.storage().unsafeGetStorageImpl();
+  swapped_.push_back({tensor, storage->set_data_ptr(fresh->set_data_ptr(c10::DataPtr())),
+                      tensor.is_inference() ? 0 : static_cast<int64_t>(tensor._version())});
+}
+
+void State::Scope::swap_out() noexcept {
+  for (Swapped& swapped : swapped_) {
+    swapped.tensor.storage().unsafeGetStorageImpl()->set_data_ptr(std::move(swapped.current));
+    // Other graphs that saved the tensor must not complain.
+    if (!swapped.tensor.is_inference()) {
+      auto counter = torch::autograd::impl::version_counter(swapped.tensor);  // a handle
+      counter.set_version(swapped.version);
+    }
+  }
+  swapped_.clear();
+}
+
+}  // namespace regrad::detail

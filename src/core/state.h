@@ -1,0 +1,64 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "core/operator_observer.h"
+#include "regrad/detail/function.h"
+
+namespace regrad::detail {
+
+/// What a function keeps between calls, as its first run found it: registered buffers, tensors from outside that it
+/// wrote in place, and the training modes of its modules.
+///
+/// Values are held as copy-on-write aliases: no bytes for what stays unchanged.
+class State {
+ public:
+  State() = default;
+
+  /// Right before the first run. Owner may be null.
+  explicit State(const Owner* owner);
+
+  /// Right after it. `writes`: what the function wrote to.
+  /// @throws Error (unsupported) when it changed a tensor with a gradient history in place.
+  void finish(std::vector<TensorWrite> writes, const std::string& function_name);
+
+  /// Writes the first values back for good.
+  void restore() const;
+
+  /// Whether this holds the value of `tensor`.
+  bool holds(const at::Tensor& tensor) const;
+
+  /// While it lives, the function sees the first run's state; then everything is as it was.
+  class Scope {
+   public:
+    Scope(const State& state, const Owner* owner, const std::string& function_name);
+    ~Scope();
+    Scope(const Scope&) = delete;
+    Scope& operator=(const Scope&) = delete;
+
+   private:
+    struct Swapped {
+      at::Tensor tensor;
+      c10::DataPtr current;
+      int64_t version;
+    };
+    void swap_in(const at::Tensor& tensor, const at::Tensor& before, const std::string& function_name);
+    void swap_out() noexcept;
+
+    std::vector<Swapped> swapped_;
+    const Owner* owner_;
+    std::vector<bool> current_modes_;
+  };
+
+ private:
+  Tensors buffers_;
+  Tensors buffers_before_;
+  std::vector<TensorWrite> captured_;
+  std::vector<bool> modes_;
+};
+
+}  // namespace regrad::detail
