@@ -27,7 +27,7 @@ namespace regrad {
 ///
 /// Meters nest: an inner one passes on what it sees, so the outer one misses nothing.
 ///
-/// Cost: about 0.1 us for each allocation and each release, and about 50 bytes for each block that is alive.
+/// Cost: about 60 ns for each allocation and for each release, and about 50 bytes for each block that is alive.
 ///
 /// A meter must be destroyed on the thread that made it, and after each meter or Torch profiler that was started later.
 /// A profiler that is started within the meter's life hides allocations from it.
