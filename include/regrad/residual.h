@@ -197,7 +197,8 @@ class REGRAD_EXPORT Residuals {
 
  private:
   using Make = std::function<std::vector<Residual>(int64_t num_layers, const char* name)>;
-  explicit Residuals(Make make, int) : make_(std::move(make)) {}
+  struct FromMake {};
+  Residuals(FromMake, Make make) : make_(std::move(make)) {}
 
   static Residuals each_layer_of(Residual shared);
   static Residuals list_of(std::vector<Residual> list);

@@ -19,6 +19,10 @@
 
 namespace regrad {
 
+namespace detail {
+class BlockFunctions;
+}
+
 /// Tensors passed to every layer's f, and to every layer's g, beside the stream. Any shape and dtype; those that
 /// require grad get it, summed over the layers. A tensor may be in both lists; undefined tensors are passed through.
 struct SideInputs {
@@ -85,7 +89,7 @@ class REGRAD_EXPORT RevBlockImpl : public torch::nn::Module {
   /// The same as inverse(): the name in TensorFlow's rev_block_lib. Not a gradient.
   std::tuple<at::Tensor, at::Tensor> backward(const at::Tensor& y1, const at::Tensor& y2, const SideInputs& side = {});
 
-  int64_t num_layers() const noexcept { return static_cast<int64_t>(layers_.size()); }
+  int64_t num_layers() const noexcept { return static_cast<int64_t>(f_.size()); }
 
   const Memory& memory() const noexcept { return memory_; }
 
@@ -104,16 +108,12 @@ class REGRAD_EXPORT RevBlockImpl : public torch::nn::Module {
   void pretty_print(std::ostream& stream) const override;
 
  private:
-  struct Layer {
-    Residual f;
-    Residual g;
-  };
+  /// f, g: one per layer.
+  RevBlockImpl(std::vector<Residual> f, std::vector<Residual> g, Memory memory);
 
-  RevBlockImpl(std::vector<Layer> layers, Memory memory);
-  void register_layers();
-  void report_unregistered(const std::vector<at::Tensor>& leaves);
-
-  std::vector<Layer> layers_;
+  std::vector<Residual> f_;
+  std::vector<Residual> g_;
+  std::shared_ptr<const detail::BlockFunctions> functions_;
   Memory memory_;
   bool reported_unregistered_ = false;
   std::vector<at::Tensor> unregistered_parameters_;

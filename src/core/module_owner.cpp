@@ -1,9 +1,28 @@
-#include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
 
+#include "core/training_modes.h"
 #include "regrad/detail/function.h"
 
 namespace regrad::detail {
+
+void append_training_modes(torch::nn::Module& module, std::vector<bool>& modes) {
+  modes.push_back(module.is_training());
+  for (const auto& child : module.children()) append_training_modes(*child, modes);
+}
+
+std::vector<bool>::const_iterator set_training_modes(torch::nn::Module& module,
+                                                     std::vector<bool>::const_iterator modes) {
+  // `train` reaches all below, whose own modes follow.
+  module.train(*modes++);
+  for (const auto& child : module.children()) modes = set_training_modes(*child, modes);
+  return modes;
+}
+
+void copy_training_modes(const torch::nn::Module& from, torch::nn::Module& to) {
+  std::vector<bool> modes;
+  append_training_modes(const_cast<torch::nn::Module&>(from), modes);  // reads alone
+  set_training_modes(to, modes.begin());
+}
 
 namespace {
 
@@ -21,20 +40,13 @@ class ModuleOwner : public Owner {
 
   std::vector<bool> training_modes() const override {
     std::vector<bool> modes;
-    for (const auto& root : roots_) {
-      root->apply([&](torch::nn::Module& module) { modes.push_back(module.is_training()); });
-    }
+    for (const auto& root : roots_) append_training_modes(*root, modes);
     return modes;
   }
 
   void set_training_modes(const std::vector<bool>& modes) const override {
-    // `train` goes down the tree, and `apply` visits parents first: each module ends with its own mode.
-    size_t next = 0;
-    for (const auto& root : roots_) {
-      root->apply([&](torch::nn::Module& module) {
-        if (next < modes.size()) module.train(modes[next++]);
-      });
-    }
+    auto next = modes.begin();
+    for (const auto& root : roots_) next = detail::set_training_modes(*root, next);
   }
 
   std::string parameter_name(const at::Tensor& parameter) const override {

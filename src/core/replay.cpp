@@ -121,7 +121,7 @@ std::unordered_set<const Node*> node_set(const std::vector<Owned<PrivateNode>>& 
 
 }  // namespace
 
-FirstRun Replay::first_run(Function function, const Tensors& inputs, Tensors arguments,
+FirstRun Replay::first_run(std::shared_ptr<const Function> function, const Tensors& inputs, Tensors arguments,
                            std::shared_ptr<const Environment> environment, OutputCheck check) {
   const std::shared_ptr<Replay> replay(new Replay());
   replay->function_ = std::move(function);
@@ -141,11 +141,11 @@ FirstRun Replay::first_run(Function function, const Tensors& inputs, Tensors arg
 
   FirstRun result;
   replay->generators_ = GeneratorStates::capture();
-  replay->state_ = State(replay->function_.owner.get());
+  replay->state_ = State(replay->function_->owner.get());
   const NodeOrigin origin;
   {
     OperatorObserver observer(arguments);
-    result.outputs = run_function(replay->function_, arguments, [&] {
+    result.outputs = run_function(*replay->function_, arguments, [&] {
       replay->generators_.restore();
       replay->state_.restore();
       for (const TensorWrite& write : observer.writes) {
@@ -155,13 +155,13 @@ FirstRun Replay::first_run(Function function, const Tensors& inputs, Tensors arg
     observer.rethrow_failure();
     replay->generators_.add(observer.generators);
     replay->generators_.keep_advanced();
-    replay->state_.finish(std::move(observer.writes), replay->function_.name);
+    replay->state_.finish(std::move(observer.writes), replay->function_->name);
     for (TensorRead& read : observer.reads) {
       const at::Tensor tensor = lock(read.tensor);
       if (tensor.defined() && !replay->state_.holds(tensor)) replay->reads_.push_back(std::move(read));
     }
   }
-  check_not_modified(replay->function_, arguments, versions);
+  check_not_modified(*replay->function_, arguments, versions);
 
   replay->output_count_ = result.outputs.size();
   if (check == OutputCheck::bits) replay->fingerprint_ = fingerprint(result.outputs);
@@ -204,7 +204,6 @@ FirstRun Replay::first_run(Function function, const Tensors& inputs, Tensors arg
     std::vector<bool> reach;
     for (const auto& node : input_nodes) reach.push_back(node != nullptr && walk.inputs_reached.contains(node.get()));
     for (const Edge& exit : all.exits) reach.push_back(walk.exit_index.contains(EdgeKey(exit)));
-    if (walks.size() > 1) replay->reach_.emplace_back(reach.begin() + static_cast<int64_t>(inputs.size()), reach.end());
     result.reach.push_back(std::move(reach));
   }
 
@@ -225,23 +224,22 @@ FirstRun Replay::first_run(Function function, const Tensors& inputs, Tensors arg
 
 Tensors Replay::call(Tensors& arguments) const {
   const GeneratorScope generators(generators_);
-  const State::Scope state(state_, function_.owner.get(), function_.name);
+  const State::Scope state(state_, function_->owner.get(), function_->name);
   const EnvironmentScope environment(*environment_);
   const CastBoundary::Published casts(casts_);
-  Tensors outputs = run_function(function_, arguments, [&] {
+  Tensors outputs = run_function(*function_, arguments, [&] {
     generators_.restore();
     state_.restore();
   });
   if (outputs.size() != output_count_) {
-    throw_error(ErrorKind::replay_differs, function_.name + " returned " + std::to_string(outputs.size()) +
+    throw_error(ErrorKind::replay_differs, function_->name + " returned " + std::to_string(outputs.size()) +
                                                " tensors when run again in backward, but " +
                                                std::to_string(output_count_) + " in forward.");
   }
   return outputs;
 }
 
-Replay::Rerun Replay::run_again(Tensors arguments, const edge_list& input_edges, bool create_graph,
-                                const std::vector<bool>& wanted_outputs) const {
+Replay::Rerun Replay::run_again(Tensors arguments, const edge_list& input_edges, bool create_graph) const {
   check_versions();
   Rerun rerun;
   rerun.create_graph_ = create_graph;
@@ -258,13 +256,12 @@ Replay::Rerun Replay::run_again(Tensors arguments, const edge_list& input_edges,
   Tensors outputs = call(arguments);
   arguments.clear();
   check_outputs(outputs);
-  for (size_t i = 0; i < differentiable_.size(); ++i) {
-    if (!wanted_outputs.empty() && !wanted_outputs[i]) continue;
-    const at::Tensor& output = outputs[differentiable_[i]];
+  for (const size_t o : differentiable_) {
+    const at::Tensor& output = outputs[o];
     if (!output.defined() || !output.requires_grad()) {
       throw_error(ErrorKind::variables_differ,
-                  function_.name + " returned a tensor that requires grad in forward, but in backward its output " +
-                      std::to_string(differentiable_[i]) + " does not. It must do the same in both runs.");
+                  function_->name + " returned a tensor that requires grad in forward, but in backward its output " +
+                      std::to_string(o) + " does not. It must do the same in both runs.");
     }
     rerun.roots_.push_back(gradient_edge(output));
   }
@@ -273,13 +270,11 @@ Replay::Rerun Replay::run_again(Tensors arguments, const edge_list& input_edges,
 
   CastBoundary casts = casts_;
   GraphWalk walk = walk_graph(rerun.roots_, origin, input_set, casts);
-  const std::vector<bool> expected = exits_reached_by(wanted_outputs);
-  check_exits(walk, expected);
+  check_exits(walk);
 
   const size_t first_exit = rerun.ends_.size();
   rerun.ends_.resize(first_exit + exits_.size());
   for (size_t i = 0; i < exits_.size(); ++i) {
-    if (!expected[i]) continue;
     const Edge& real = walk.exits[walk.exit_index.at(exits_[i])];
     rerun.ends_[first_exit + i] = create_graph
                                       ? PrivateNode::bridge(real)
@@ -311,7 +306,8 @@ Tensors Replay::run_again_without_graph(Tensors arguments) const {
   return outputs;
 }
 
-variable_list Replay::Rerun::vector_jacobian(variable_list cotangents, const std::vector<bool>& needed) {
+variable_list Replay::Rerun::vector_jacobian(variable_list cotangents, const std::vector<bool>& needed,
+                                             bool keep_graph) {
   variable_list gradients(ends_.size());
   edge_list roots;
   variable_list root_gradients;
@@ -344,8 +340,9 @@ variable_list Replay::Rerun::vector_jacobian(variable_list cotangents, const std
     }
   } const detached(ends_);
 
-  variable_list result = Engine::get_default_engine().execute(roots, root_gradients, create_graph_, create_graph_,
-                                                              /*accumulate_grad=*/false, captures);
+  variable_list result =
+      Engine::get_default_engine().execute(roots, root_gradients, keep_graph || create_graph_, create_graph_,
+                                           /*accumulate_grad=*/false, captures);
   for (size_t i = 0; i < captured.size(); ++i) gradients[captured[i]] = std::move(result[i]);
   return gradients;
 }
@@ -353,7 +350,7 @@ variable_list Replay::Rerun::vector_jacobian(variable_list cotangents, const std
 void Replay::check_versions() const {
   const auto modified = [&](const at::Tensor& tensor, const std::string& name, uint32_t now, uint32_t then) {
     throw_error(ErrorKind::tensor_modified,
-                function_.name + " uses " + (name.empty() ? "a tensor" : name) + " " + describe(tensor) +
+                function_->name + " uses " + (name.empty() ? "a tensor" : name) + " " + describe(tensor) +
                     ", which was modified in place between forward and backward: it is at version " +
                     std::to_string(now) + ", and was at version " + std::to_string(then) +
                     " when forward read it. Run backward before changing it, or change a copy.");
@@ -363,7 +360,7 @@ void Replay::check_versions() const {
     if (state_.holds(variable)) continue;
     const auto version = static_cast<uint32_t>(variable._version());
     if (version == entry.version) continue;
-    modified(variable, function_.owner == nullptr ? "" : function_.owner->parameter_name(variable), version,
+    modified(variable, function_->owner == nullptr ? "" : function_->owner->parameter_name(variable), version,
              entry.version);
   }
   for (const TensorRead& read : reads_) {
@@ -378,7 +375,7 @@ void Replay::check_outputs(const Tensors& outputs) const {
   if (check_ == OutputCheck::bits) {
     if (fingerprint(outputs) == fingerprint_) return;
     throw_error(ErrorKind::replay_differs,
-                function_.name + " computed other values when run again in backward than in forward. Something that "
+                function_->name + " computed other values when run again in backward than in forward. Something that "
                                  "it reads has changed, or it is not a function of its inputs: pass what changes as an "
                                  "input, and guard side effects with is_recomputing().");
   }
@@ -389,45 +386,31 @@ void Replay::check_outputs(const Tensors& outputs) const {
   const double distance = sample_.distance(Sample(output));
   if (distance <= tolerance) return;
   throw_error(ErrorKind::replay_differs,
-              function_.name + " computed other values when run again in backward than in forward (relative difference " +
+              function_->name + " computed other values when run again in backward than in forward (relative difference " +
                   std::to_string(distance) + " on a sample, tolerance " + std::to_string(tolerance) +
                   "). Either it is not a function of its inputs, or rebuilding the activations has lost too much "
                   "precision: use Memory::recompute or Memory::store for this block.");
 }
 
-std::vector<bool> Replay::exits_reached_by(const std::vector<bool>& wanted_outputs) const {
-  if (wanted_outputs.empty() || reach_.empty()) return std::vector<bool>(exits_.size(), true);
-  std::vector<bool> reached(exits_.size(), false);
-  for (size_t o = 0; o < reach_.size(); ++o) {
-    if (!wanted_outputs[o]) continue;
-    for (size_t i = 0; i < exits_.size(); ++i) reached[i] = reached[i] || reach_[o][i];
-  }
-  return reached;
-}
-
-void Replay::check_exits(const GraphWalk& walk, const std::vector<bool>& expected) const {
-  const auto found = std::count_if(exits_.begin(), exits_.end(),
-                                   [&](const EdgeKey& key) { return walk.exit_index.contains(key); });
-  const auto needed = std::count(expected.begin(), expected.end(), true);
-  if (found == needed && walk.exits.size() == static_cast<size_t>(needed)) return;
+void Replay::check_exits(const GraphWalk& walk) const {
+  const bool same = walk.exits.size() == exits_.size() &&
+                    std::all_of(exits_.begin(), exits_.end(),
+                                [&](const EdgeKey& key) { return walk.exit_index.contains(key); });
+  if (same) return;
 
   std::string differences;
-  for (size_t i = 0; i < exits_.size(); ++i) {
-    if (expected[i] && !walk.exit_index.contains(exits_[i])) {
-      const bool alive = std::any_of(accumulators_.begin(), accumulators_.end(),
-                                     [&](const NodePtr& node) { return node.get() == exits_[i].node; });
-      differences += "\n  only in forward: " + (alive ? describe_exit(exits_[i].node) : "a captured tensor");
-    }
+  for (const EdgeKey& key : exits_) {
+    if (walk.exit_index.contains(key)) continue;
+    const bool owned = std::any_of(accumulators_.begin(), accumulators_.end(),
+                                   [&](const NodePtr& node) { return node.get() == key.node; });
+    differences += "\n  only in forward: " + (owned ? describe_exit(key.node) : "a captured tensor");
   }
   for (const Edge& exit : walk.exits) {
-    const EdgeKey key(exit);
-    const auto known = std::find(exits_.begin(), exits_.end(), key);
-    if (known == exits_.end() || !expected[static_cast<size_t>(known - exits_.begin())]) {
-      differences += "\n  only in backward: " + describe_exit(exit.function.get());
-    }
+    if (std::find(exits_.begin(), exits_.end(), EdgeKey(exit)) != exits_.end()) continue;
+    differences += "\n  only in backward: " + describe_exit(exit.function.get());
   }
   throw_error(ErrorKind::variables_differ,
-              function_.name + " used other variables when run again in backward than in forward:" + differences +
+              function_->name + " used other variables when run again in backward than in forward:" + differences +
                   "\nIt probably makes parameters, or keeps tensors, on each call. Make them once, outside.");
 }
 
@@ -435,7 +418,7 @@ std::string Replay::describe_exit(Node* node) const {
   const AccumulateGrad* accumulator = as_accumulator(node);
   if (accumulator == nullptr) return "a captured tensor made by " + node->name();
   const std::string name =
-      function_.owner == nullptr ? "" : function_.owner->parameter_name(accumulator->variable);
+      function_->owner == nullptr ? "" : function_->owner->parameter_name(accumulator->variable);
   return "parameter " + (name.empty() ? "" : name + " ") + describe(accumulator->variable);
 }
 

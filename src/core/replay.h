@@ -44,7 +44,7 @@ class Replay {
  public:
   /// Runs `function` on `arguments`: aliases of `inputs` without history, made for this run.
   /// @throws Error (input_modified, unsupported), and what the function throws.
-  static FirstRun first_run(Function function, const Tensors& inputs, Tensors arguments,
+  static FirstRun first_run(std::shared_ptr<const Function> function, const Tensors& inputs, Tensors arguments,
                             std::shared_ptr<const Environment> environment, OutputCheck check);
 
   /// One run of the function in backward, with its private graph.
@@ -56,10 +56,11 @@ class Replay {
     /// Drops the results: their memory is then free during vector_jacobian.
     void drop_outputs() { outputs_.clear(); }
 
-    /// Gradients of the inputs, then of the exits, for `cotangents` of the differentiable outputs that were asked
-    /// for, in order. Undefined where not `needed` or not reached. Without create_graph the private graph is used up.
+    /// Gradients of the inputs, then of the exits, for `cotangents` of the differentiable outputs, in order. Undefined
+    /// where not `needed` or not reached. Once it was called without keep_graph the private graph is used up; under
+    /// create_graph it is always kept.
     torch::autograd::variable_list vector_jacobian(torch::autograd::variable_list cotangents,
-                                                   const std::vector<bool>& needed);
+                                                   const std::vector<bool>& needed, bool keep_graph = false);
 
    private:
     friend class Replay;
@@ -72,15 +73,13 @@ class Replay {
 
   /// Runs the function again. `arguments`: the values of the first run's inputs, as aliases made for this run. Under
   /// create_graph the private graph leads on to `input_edges` and to the real exits.
-  /// `wanted_outputs`: which of the differentiable outputs; empty means all.
   /// @throws Error (tensor_modified, variables_differ, replay_differs), and what the function throws.
-  Rerun run_again(Tensors arguments, const torch::autograd::edge_list& input_edges, bool create_graph,
-                  const std::vector<bool>& wanted_outputs = {}) const;
+  Rerun run_again(Tensors arguments, const torch::autograd::edge_list& input_edges, bool create_graph) const;
 
   /// Runs the function again for its values alone, without a graph.
   Tensors run_again_without_graph(Tensors arguments) const;
 
-  const Function& function() const { return function_; }
+  const Function& function() const { return *function_; }
 
   size_t exit_count() const { return exits_.size(); }
 
@@ -90,16 +89,15 @@ class Replay {
   Tensors call(Tensors& arguments) const;
   void check_versions() const;
   void check_outputs(const Tensors& outputs) const;
-  void check_exits(const GraphWalk& walk, const std::vector<bool>& expected) const;
+  void check_exits(const GraphWalk& walk) const;
   std::string describe_exit(torch::autograd::Node* node) const;
-  std::vector<bool> exits_reached_by(const std::vector<bool>& wanted_outputs) const;
 
   struct VariableVersion {
     torch::autograd::AccumulateGrad* accumulator;
     uint32_t version;
   };
 
-  Function function_;
+  std::shared_ptr<const Function> function_;
   std::shared_ptr<const Environment> environment_;
   GeneratorStates generators_;
   State state_;
@@ -113,8 +111,6 @@ class Replay {
   std::vector<bool> input_requires_grad_;
   /// Numbers of the outputs that have a gradient of this function.
   std::vector<size_t> differentiable_;
-  /// Per differentiable output, the exits that it reaches; empty when there is one output only.
-  std::vector<std::vector<bool>> reach_;
   OutputCheck check_ = OutputCheck::bits;
   size_t output_count_ = 0;
   std::vector<uint64_t> fingerprint_;

@@ -99,7 +99,7 @@ Tensors apply_custom_gradient(Function function, const Tensors& inputs, const Cu
 
   Tensors arguments;
   for (const at::Tensor& input : inputs) arguments.push_back(input.defined() ? copy_on_write_alias(input) : input);
-  FirstRun run = Replay::first_run(std::move(function), inputs, std::move(arguments), Environment::capture(),
+  FirstRun run = Replay::first_run(std::make_shared<Function>(std::move(function)), inputs, std::move(arguments), Environment::capture(),
                                    OutputCheck::none);
   if (run.differentiable.empty()) return std::move(run.outputs);
 

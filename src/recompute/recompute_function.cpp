@@ -91,7 +91,7 @@ Tensors recompute(Function function, const Tensors& inputs, const RecomputeOptio
     call->inputs.emplace_back(input);
     call->input_edges.push_back(gradient_edge(input));
   }
-  FirstRun run = Replay::first_run(std::move(function), inputs, std::move(arguments), Environment::capture(),
+  FirstRun run = Replay::first_run(std::make_shared<Function>(std::move(function)), inputs, std::move(arguments), Environment::capture(),
                                    OutputCheck::bits);
   if (run.differentiable.empty()) return std::move(run.outputs);
   call->replay = run.replay;
