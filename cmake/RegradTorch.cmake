@@ -21,8 +21,12 @@ function(regrad_find_torch needed problem_variable)
 
   # A Torch_DIR is an order, not a hint: where it does not fit, no other place is tried.
   set(only_there "")
-  if(Torch_DIR OR DEFINED ENV{Torch_DIR})
-    set(only_there NO_DEFAULT_PATH PATHS ENV Torch_DIR)
+  set(asked_for "$ENV{Torch_DIR}")
+  if(Torch_DIR)
+    set(asked_for "${Torch_DIR}")
+  endif()
+  if(asked_for)
+    set(only_there NO_DEFAULT_PATH PATHS "${asked_for}")
   endif()
 
   # Asking for a version makes CMake pass over older packages without loading them.
@@ -48,12 +52,15 @@ function(regrad_find_torch needed problem_variable)
     set(advice "Point CMAKE_PREFIX_PATH or Torch_DIR to a LibTorch ${needed_minor}, or build regrad again with the LibTorch that you use")
   else()
     set(range "at least ${needed} and below ${next_major}")
-    set(advice "Point CMAKE_PREFIX_PATH or Torch_DIR to a newer LibTorch, for instance to what `python3 -c 'import torch; print(torch.utils.cmake_prefix_path)'` prints after `pip install torch`")
+    set(advice "Point CMAKE_PREFIX_PATH or Torch_DIR to such a LibTorch, for instance to what `python3 -c 'import torch; print(torch.utils.cmake_prefix_path)'` prints after `pip install torch`")
   endif()
 
   set(found "")
   if(NOT Torch_FOUND)
     set(found "none")
+    if(asked_for)
+      string(APPEND found " at Torch_DIR, ${asked_for}")
+    endif()
     set(refused "")
     foreach(config version IN ZIP_LISTS seen_configs seen_versions)
       list(APPEND refused "${version} at ${config}")
@@ -70,6 +77,9 @@ function(regrad_find_torch needed problem_variable)
     set(${problem_variable} "regrad: no suitable LibTorch.\n  Found: ${found}\n  Needed: ${range}\n  What to do: ${advice}." PARENT_SCOPE)
   else()
     set(${problem_variable} "" PARENT_SCOPE)
+    if(NOT ${CMAKE_FIND_PACKAGE_NAME}_FIND_QUIETLY)
+      message(STATUS "Found LibTorch ${Torch_VERSION}: ${Torch_DIR}")
+    endif()
   endif()
   set(TORCH_FOUND_VERSION "${Torch_VERSION}" PARENT_SCOPE)
 endfunction()
@@ -84,10 +94,12 @@ function(regrad_without_cuda_toolkit)
   endif()
 endfunction()
 
-# Sets <result> to the folder with the CMake packages of the Torch that python3 imports, or to "".
+# Sets <result> to torch.utils.cmake_prefix_path of the Torch that python3 would import, or to "". An import would take
+# seconds, and would fail where a CUDA library is missing that C++ programs need not have.
 function(regrad_torch_folder_of_python result)
   execute_process(
-    COMMAND python3 -c "import torch; print(torch.utils.cmake_prefix_path)"
+    COMMAND python3 -c
+      "import importlib.util; print(importlib.util.find_spec('torch').submodule_search_locations[0] + '/share/cmake')"
     OUTPUT_VARIABLE folder
     OUTPUT_STRIP_TRAILING_WHITESPACE
     ERROR_QUIET)

@@ -55,7 +55,10 @@ torch_dir_of_user() {
 
   local prefixes prefix folder
   IFS=: read -ra prefixes <<<"${CMAKE_PREFIX_PATH:-}"
-  prefixes+=("$(python3 -c 'import torch; print(torch.utils.cmake_prefix_path)' 2>/dev/null || true)")
+  # torch.utils.cmake_prefix_path, without the seconds that an import takes
+  prefixes+=("$(python3 -c \
+    'import importlib.util; print(importlib.util.find_spec("torch").submodule_search_locations[0] + "/share/cmake")' \
+    2>/dev/null || true)")
   for prefix in "${prefixes[@]}"; do
     for folder in "$prefix/Torch" "$prefix/share/cmake/Torch"; do
       if [[ -n $prefix && -f $folder/TorchConfig.cmake ]]; then
