@@ -138,7 +138,7 @@ std::vector<Row> measure(const std::string& name, int64_t layers, const BenchOpt
   Progress progress(fmt::format("{} {} layers", name, layers), options.rounds);
   for (int64_t round = 0; round < options.rounds; ++round) {
     for (Contestant& contestant : contestants) contestant.seconds.push_back(time_step(workload, contestant.forward));
-    progress.update(round + 1, "");
+    progress.update(round + 1);
   }
 
   size_t next = fits ? 1 : 0;

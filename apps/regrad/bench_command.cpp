@@ -31,6 +31,7 @@ void add_bench_command(CLI::App& app, Command& command) {
       ->delimiter(',')
       ->check(memory_validator())
       ->capture_default_str();
+  bench_app->option_defaults()->take_last();
   bench_app->add_option("--batch", options->batch, "Default: conv 16, transformer 8, mlp 4096, tiny 1")
       ->check(positive);
   bench_app->add_option("--threads", options->threads, "Of Torch")->check(CLI::Range(1, 1024))->capture_default_str();

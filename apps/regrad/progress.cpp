@@ -39,7 +39,7 @@ void Progress::update(int64_t done, const std::string& details) {
   if (on_terminal_) {
     draw_bar(done, details);
   } else {
-    fmt::print(stderr, "{} {}/{}  {}  {} left\n", label_, done, total_, details, time_left(done));
+    fmt::print(stderr, "{} {}\n", label_, figures(done, details));
   }
 }
 
@@ -49,15 +49,19 @@ std::string Progress::time_left(int64_t done) const {
                          static_cast<double>(total_ - done));
 }
 
+std::string Progress::figures(int64_t done, const std::string& details) const {
+  return fmt::format("{}/{}  {} left{}{}", done, total_, time_left(done), details.empty() ? "" : "  ", details);
+}
+
 void Progress::draw_bar(int64_t done, const std::string& details) {
+  constexpr size_t narrowest_bar = 5;
   constexpr size_t widest_bar = 30;
-  const std::string before = fmt::format("{} ", label_);
-  const std::string after = fmt::format(" {}/{}  {}  {} left", done, total_, details, time_left(done));
+  const std::string text = figures(done, details);
   const size_t width = terminal_width() - 1;  // a full line would wrap
-  const size_t text = before.size() + after.size() + 2;
-  const size_t bar = text < width ? std::min(widest_bar, width - text) : 0;
+  const size_t around_bar = label_.size() + text.size() + 4;
+  const size_t bar = std::clamp(width - std::min(width, around_bar), narrowest_bar, widest_bar);
   const size_t filled = bar * static_cast<size_t>(done) / static_cast<size_t>(total_);
-  const std::string line = fmt::format("{}[{:#<{}}{:.<{}}]{}", before, "", filled, "", bar - filled, after);
+  const std::string line = fmt::format("{} [{:#<{}}{:.<{}}] {}", label_, "", filled, "", bar - filled, text);
   fmt::print(stderr, "\r{}\x1b[K", line.substr(0, width));
   std::fflush(stderr);
   drawn_ = true;

@@ -19,13 +19,14 @@ class Progress {
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
-  /// done: steps behind us. details: figures to show beside them.
-  void update(int64_t done, const std::string& details);
+  /// done: steps behind us. details: figures to show beside them, if any.
+  void update(int64_t done, const std::string& details = {});
 
  private:
   using Clock = std::chrono::steady_clock;
 
   std::string time_left(int64_t done) const;
+  std::string figures(int64_t done, const std::string& details) const;
   void draw_bar(int64_t done, const std::string& details);
 
   std::string label_;

@@ -80,9 +80,8 @@ int64_t run_steps(Trainer& trainer, const models::FashionMnist& data, models::Sh
                {"seconds", figures.seconds},
                {"images_per_second", images_per_second},
                {"peak_bytes", figures.peak_bytes}});
-    progress.update(step + 1,
-                    fmt::format("loss {:.3f}  accuracy {:5.1f} %  {:.0f} images/s  activations {}", figures.loss,
-                                100 * figures.accuracy, images_per_second, format_bytes(figures.peak_bytes)));
+    progress.update(step + 1, fmt::format("loss {:.3f}  acc {:.0f} %  {:.0f} images/s  {} activations", figures.loss,
+                                          100 * figures.accuracy, images_per_second, format_bytes(figures.peak_bytes)));
   }
   return steps;
 }
@@ -100,7 +99,7 @@ std::optional<double> test_accuracy(Trainer& trainer, const models::FashionMnist
                                      data.test.labels.narrow(0, done, count));
     done += count;
     progress.update(done,
-                    fmt::format("accuracy {:5.1f} %", 100 * static_cast<double>(correct) / static_cast<double>(done)));
+                    fmt::format("accuracy {:.1f} %", 100 * static_cast<double>(correct) / static_cast<double>(done)));
   }
   return static_cast<double>(correct) / static_cast<double>(total);
 }

@@ -19,6 +19,7 @@ void add_train_command(CLI::App& app, Command& command) {
   const CLI::Range positive(int64_t{1}, std::numeric_limits<int64_t>::max());
 
   CLI::App* train_app = app.add_subcommand("train", "Train RevNet-38 on Fashion-MNIST");
+  train_app->option_defaults()->take_last();
   train_app->add_option("--memory", *memory, "How activations come back: store, reverse or recompute[=segment]")
       ->check(memory_validator())
       ->capture_default_str();
