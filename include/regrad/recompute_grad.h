@@ -62,6 +62,8 @@ class RecomputedFunction {
 /// elements of a tuple are passed on. A last parameter of type Pass tells the two runs apart; so does
 /// is_recomputing(). Tensors that the function captures get their gradient, and parameters it uses as well.
 ///
+/// The function runs again in backward: what a lambda captures by reference must still be there.
+///
 /// Values and gradients are bit-identical to the plain function's (where one tensor is used several times inside and
 /// also outside, its contributions are summed in another order). Random numbers, buffers and autocast in the second
 /// run are as in the first; buffers change once.

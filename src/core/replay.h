@@ -82,6 +82,7 @@ class Replay {
   const Function& function() const { return *function_; }
 
   size_t exit_count() const { return exits_.size(); }
+  size_t differentiable_count() const { return differentiable_.size(); }
 
  private:
   Replay() = default;

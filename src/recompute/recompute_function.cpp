@@ -50,7 +50,7 @@ void attach(at::Tensor& output, const NodePtr& node) {
 }
 
 /// One node per set of outputs that reaches the same ends. Returns, for each differentiable output, its edges.
-std::vector<edge_list> make_nodes(const FirstRun& run, const std::shared_ptr<const RecomputedCall>& call) {
+std::vector<edge_list> make_nodes(const FirstRun& run, const std::shared_ptr<RecomputedCall>& call) {
   edge_list end_edges = call->input_edges;
   end_edges.insert(end_edges.end(), run.exits.begin(), run.exits.end());
   const size_t outputs = run.differentiable.size();
@@ -61,13 +61,17 @@ std::vector<edge_list> make_nodes(const FirstRun& run, const std::shared_ptr<con
     if (std::find(reached_by.begin(), reached_by.end(), true) != reached_by.end()) groups[reached_by].push_back(end);
   }
 
+  call->node_count = groups.size();
   std::vector<edge_list> result(outputs);
   for (auto& [reached_by, ends] : groups) {
     edge_list edges;
     for (const size_t end : ends) edges.push_back(end_edges[end]);
-    const auto node = make_node<RecomputeNode>(call, ends, reached_by, std::move(edges));
+    std::vector<size_t> node_outputs;
     for (size_t o = 0; o < outputs; ++o) {
-      if (!reached_by[o]) continue;
+      if (reached_by[o]) node_outputs.push_back(o);
+    }
+    const auto node = make_node<RecomputeNode>(call, ends, node_outputs, std::move(edges));
+    for (const size_t o : node_outputs) {
       const uint32_t number = node->add_input_metadata(run.outputs[run.differentiable[o]]);
       result[o].emplace_back(node, number);
     }

@@ -7,7 +7,6 @@
 
 #include "core/kept_tensor.h"
 #include "core/replay.h"
-#include "core/torch_compat.h"
 
 namespace regrad::detail {
 
@@ -20,6 +19,8 @@ struct RecomputedCall {
   /// See RecomputeOptions.
   bool data_dependency = false;
   bool tie_gradients = false;
+  /// How many nodes the call has.
+  size_t node_count = 0;
 };
 
 /// Graph node of a recomputed function. It runs the function again and takes one vector-Jacobian product.
@@ -28,9 +29,9 @@ struct RecomputedCall {
 /// nobody uses delivers nothing to what it alone reaches, as in plain autograd. One node is the common case.
 class RecomputeNode : public torch::autograd::Node {
  public:
-  /// ends: numbers of the inputs, then exits, that this node has edges to. outputs: which differentiable outputs of
-  /// the call have their gradients in this node's inputs.
-  RecomputeNode(std::shared_ptr<const RecomputedCall> call, std::vector<size_t> ends, std::vector<bool> outputs,
+  /// ends: numbers of the inputs, then exits, that this node has edges to. outputs: the differentiable outputs whose
+  /// gradients are this node's inputs, by number.
+  RecomputeNode(std::shared_ptr<const RecomputedCall> call, std::vector<size_t> ends, std::vector<size_t> outputs,
                 torch::autograd::edge_list edges);
 
   std::string name() const override;
@@ -43,7 +44,7 @@ class RecomputeNode : public torch::autograd::Node {
   std::mutex call_mutex_;
   std::shared_ptr<const RecomputedCall> call_;
   std::vector<size_t> ends_;
-  std::vector<bool> outputs_;
+  std::vector<size_t> outputs_;
   const std::string function_name_;
 };
 
