@@ -76,19 +76,23 @@ Sample::Sample(const at::Tensor& output) {
   }
 }
 
+double Sample::norm() const {
+  double sum = 0;
+  for (const double value : values_) {
+    if (std::isfinite(value)) sum += value * value;
+  }
+  return std::sqrt(sum);
+}
+
 double Sample::distance(const Sample& other) const {
-  const size_t count = std::min(values_.size(), other.values_.size());
-  double difference = 0;
-  double norm = 0;
-  for (size_t i = 0; i < count; ++i) {
+  double sum = 0;
+  for (size_t i = 0; i < std::min(values_.size(), other.values_.size()); ++i) {
     const double a = values_[i];
     const double b = other.values_[i];
     if (std::isfinite(a) != std::isfinite(b)) return std::numeric_limits<double>::infinity();
-    if (!std::isfinite(a)) continue;
-    difference += (a - b) * (a - b);
-    norm += a * a;
+    if (std::isfinite(a)) sum += (a - b) * (a - b);
   }
-  return difference == 0 ? 0 : std::sqrt(difference / norm);
+  return std::sqrt(sum);
 }
 
 }  // namespace regrad::detail

@@ -20,8 +20,10 @@ class Sample {
   Sample() = default;
   explicit Sample(const at::Tensor& output);
 
-  /// The relative distance |other - this| / |this| of two samples of the same shape, in the 2-norm; 0 where both are
-  /// empty, and infinite where one is not finite while the other is.
+  /// The 2-norm of the sample's finite values.
+  double norm() const;
+
+  /// The 2-norm of the difference of two samples of one shape; infinite where one is not finite while the other is.
   double distance(const Sample& other) const;
 
  private:

@@ -116,6 +116,7 @@ class Replay {
   size_t output_count_ = 0;
   std::vector<uint64_t> fingerprint_;
   Sample sample_;
+  double sampled_input_norm_ = 0;
 };
 
 /// What the first run of a function gives.

@@ -5,6 +5,7 @@
 
 #include <ATen/core/grad_mode.h>
 #include <c10/core/InferenceMode.h>
+#include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include "core/task_store.h"
@@ -164,6 +165,11 @@ Streams ReverseCall::take(Pass& pass, size_t level) {
       const std::lock_guard<std::mutex> lock(mutex_);
       TORCH_CHECK(holds_last_, torch::autograd::ERR_BACKWARD_TWICE);
       last = last_;
+      // Where nobody else will ask for them they are taken, and rebuilt in their own memory.
+      if (level >= unreleased() && !torch::autograd::get_current_graph_task_keep_graph()) {
+        last_ = {};
+        holds_last_ = false;
+      }
     }
     for (size_t i = 0; i < 2; ++i) streams[i] = own_alias(last[i].get("an output of a reversible block"));
   }
