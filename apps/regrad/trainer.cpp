@@ -10,7 +10,6 @@
 
 #include "models/data/fashion_mnist.h"
 #include "models/parameter_groups.h"
-#include "regrad/memory_meter.h"
 
 namespace regrad::app {
 namespace {
@@ -37,7 +36,8 @@ StepFigures Trainer::step(const torch::Tensor& images, const torch::Tensor& labe
   // The gradients stay allocated, so that from the second step on they do not count as the step's memory.
   optimizer_.zero_grad(/*set_to_none=*/false);
 
-  const MemoryMeter meter;
+  meter_.reset_peak();
+  const int64_t bytes_before = meter_.current_bytes();
   const auto start = std::chrono::steady_clock::now();
   torch::Tensor scores = net_->forward(images);
   torch::Tensor loss = torch::nn::functional::cross_entropy(scores, labels);
@@ -49,7 +49,7 @@ StepFigures Trainer::step(const torch::Tensor& images, const torch::Tensor& labe
   return {.loss = loss.item<double>(),
           .accuracy = static_cast<double>(correct(scores, labels)) / static_cast<double>(labels.size(0)),
           .seconds = elapsed.count(),
-          .peak_bytes = meter.peak_bytes()};
+          .peak_bytes = meter_.peak_bytes() - bytes_before};
 }
 
 int64_t Trainer::count_correct(const torch::Tensor& images, const torch::Tensor& labels) {

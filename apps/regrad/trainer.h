@@ -7,6 +7,7 @@
 
 #include "models/revnet.h"
 #include "regrad/memory.h"
+#include "regrad/memory_meter.h"
 
 namespace regrad::app {
 
@@ -22,6 +23,7 @@ struct StepFigures {
 };
 
 /// RevNet-38 for Fashion-MNIST and its optimizer: SGD with momentum 0.9 and weight decay 2e-4 on weights only.
+/// Meters its thread's memory as long as it lives, so it must go before any that was made earlier.
 class Trainer {
  public:
   /// Draws the weights from Torch's global generator.
@@ -37,6 +39,8 @@ class Trainer {
   const torch::optim::SGD& optimizer() const { return optimizer_; }
 
  private:
+  /// The first member: Torch warns when memory from before the meter is freed under it.
+  MemoryMeter meter_;
   models::RevNet net_;
   torch::optim::SGD optimizer_;
 };
