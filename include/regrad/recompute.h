@@ -18,7 +18,7 @@
 namespace regrad {
 
 /// A module whose activations are dropped after forward and rebuilt in backward, for torch::nn::Sequential.
-/// The inner module is registered as `inner`.
+/// The inner module is registered as `inner`; several modules of one callable as `inner.0`, `inner.1` ...
 class REGRAD_EXPORT RecomputeImpl : public torch::nn::Module {
  public:
   /// inner: a module whose forward maps one tensor to one tensor, or a callable with the modules that it uses.
@@ -41,7 +41,7 @@ TORCH_MODULE(Recompute);
 /// again in backward. The last part is stored: its backward comes first, so recomputing it would save nothing
 /// (Chen et al. 2016, arXiv 1604.06174). More segments than modules means one module each.
 /// Every module must map one tensor to one tensor.
-/// Memory: segments inputs and the activations of one part. Time: one more evaluation of all parts but the last.
+/// Memory: until backward, segments - 1 inputs and the last part's activations; in backward those of one part. Time: one more evaluation of all parts but the last.
 /// @throws Error (invalid_argument) when segments < 1 or the sequential is empty.
 REGRAD_EXPORT at::Tensor checkpoint_sequential(const torch::nn::Sequential& sequential, int64_t segments,
                                                const at::Tensor& x);

@@ -20,7 +20,7 @@ namespace regrad {
 struct RecomputeOptions {
   /// Ties the second run to the gradients by a data dependency, for devices whose compiler sees both runs and could
   /// merge them. By default on for lazy devices, and off elsewhere: eager devices run in order.
-  /// Costs a few small operations per call in backward; changes no value, whatever the gradients are.
+  /// Costs a copy of the inputs in backward; changes no bit, whatever the gradients are.
   std::optional<bool> use_data_dep = std::nullopt;
 
   /// No gradient of a call is used before all exist. Eager devices do so anyway; on lazy devices it is tied by a
@@ -70,7 +70,8 @@ class RecomputedFunction {
 ///
 /// Time: one more evaluation in backward, and about 20 microseconds a call. Memory: the inputs, until backward.
 /// @throws Error (input_modified) when the function writes into an input; Error (unsupported) for inputs with
-/// forward-mode tangents or under functorch. In backward: Error (variables_differ, replay_differs, tensor_modified)
+/// forward-mode tangents or under functorch, and when the function writes in place to a captured tensor that has a
+/// gradient history. In backward: Error (variables_differ, replay_differs, tensor_modified)
 /// when the second run would not be the first. What the function throws passes through.
 template <class F>
 auto recompute_grad(F&& function, RecomputeOptions options = {}) {

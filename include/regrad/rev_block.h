@@ -69,7 +69,8 @@ class REGRAD_EXPORT RevBlockOptions {
 /// A series of reversible residual layers with additive coupling (Gomez et al. 2017, arXiv 1707.04585):
 ///     y1 = x1 + f(x2, side.f)
 ///     y2 = x2 + g(y1, side.g)
-/// Modules are registered as `layers.<i>.f` and `layers.<i>.g`; a shared module once, at its first place.
+/// Modules are registered as `layers.<i>.f` and `layers.<i>.g`; a shared module once, at its first place. Several
+/// modules of one callable are `layers.<i>.f.0`, `layers.<i>.f.1` ...
 class REGRAD_EXPORT RevBlockImpl : public torch::nn::Module {
  public:
   /// @throws Error (invalid_argument) for num_layers < 1, missing f or g, or a list of the wrong length.
@@ -78,12 +79,15 @@ class REGRAD_EXPORT RevBlockImpl : public torch::nn::Module {
   /// x1, x2: the streams; f maps the shape of x2 to that of x1, g the reverse; the dtype and device stay.
   /// Returns (y1, y2), with the shapes, dtypes and devices of (x1, x2).
   /// Time: one evaluation of each f and g, and in backward as the strategy says (see Memory).
-  /// @throws Error (stream_mismatch) when f or g returns another shape, dtype or device; Error (input_modified) when
-  /// one writes into its input; Error (invalid_argument) for side inputs that it does not take; and what f or g throw.
+  /// @throws Error (stream_mismatch) when f or g returns another shape or device than its stream has, or a dtype that
+  /// would promote it (half precision into a float stream is fine); Error (input_modified) when one writes into its
+  /// input; Error (unsupported) as recompute_grad; Error (invalid_argument) for side inputs that it does not take; and
+  /// what f or g throw.
   std::tuple<at::Tensor, at::Tensor> forward(const at::Tensor& x1, const at::Tensor& x2, const SideInputs& side = {});
 
   /// The inputs (x1, x2) that give (y1, y2), within rounding. Usable before any forward. f and g run as they are:
   /// in training mode they draw new random numbers and update their buffers, so call eval() first where they do so.
+  /// Plain operations: with grad mode on they record an ordinary graph, which grows with depth.
   std::tuple<at::Tensor, at::Tensor> inverse(const at::Tensor& y1, const at::Tensor& y2, const SideInputs& side = {});
 
   /// The same as inverse(): the name in TensorFlow's rev_block_lib. Not a gradient.

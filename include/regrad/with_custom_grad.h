@@ -58,8 +58,9 @@ class CustomGradFunction {
 
 /// A function like `function` whose gradient is what `gradient` says. Its own graph is dropped; inputs and outputs are
 /// kept until backward. The gradient function runs with grad mode on under create_graph, so second order goes through
-/// it.
-/// @throws Error (invalid_argument) in backward when `gradient` returns a wrong number of gradients; Error
+/// it. Time: no second run.
+/// @throws Error (input_modified) when the function writes into an input; Error (invalid_argument) in
+/// backward when `gradient` returns a wrong number of gradients; Error
 /// (unsupported) when the function captures a tensor that requires grad and is no leaf: pass it as an input.
 template <class F>
 auto with_custom_grad(F&& function, CustomGradient gradient) {

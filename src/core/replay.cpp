@@ -8,6 +8,7 @@
 #include <torch/csrc/autograd/functions/tensor.h>
 
 #include "core/describe.h"
+#include "core/input_guard.h"
 #include "core/kept_tensor.h"
 #include "regrad/error.h"
 
@@ -56,26 +57,6 @@ class GeneratorScope {
  private:
   GeneratorStates outer_;
 };
-
-std::vector<uint32_t> versions_of(const Tensors& tensors) {
-  std::vector<uint32_t> versions;
-  versions.reserve(tensors.size());
-  for (const at::Tensor& t : tensors) {
-    versions.push_back(t.defined() && !t.is_inference() ? static_cast<uint32_t>(t._version()) : 0);
-  }
-  return versions;
-}
-
-void check_not_modified(const Function& function, const Tensors& arguments, const std::vector<uint32_t>& before) {
-  const std::vector<uint32_t> after = versions_of(arguments);
-  for (size_t i = 0; i < after.size(); ++i) {
-    if (after[i] == before[i]) continue;
-    throw_error(ErrorKind::input_modified, function.name + " modified its input " + std::to_string(i) + ", " +
-                                               describe(arguments[i]) +
-                                               ", in place, and so could not be run again on it. Let it change a copy: "
-                                               "relu(x) instead of relu_(x), or x.clone() first.");
-  }
-}
 
 /// A kernel that asks for writable memory inside at::parallel_for is refused memory that is shared copy-on-write.
 bool is_copy_on_write_refusal(const c10::Error& error) {
@@ -137,7 +118,7 @@ FirstRun Replay::first_run(std::shared_ptr<const Function> function, const Tenso
     input_nodes[i] = PrivateNode::bridge(edge);
     torch::autograd::impl::set_gradient_edge(arguments[i], Edge(input_nodes[i], 0));
   }
-  const std::vector<uint32_t> versions = versions_of(arguments);
+  const InputGuard guard(arguments);
 
   FirstRun result;
   replay->generators_ = GeneratorStates::capture();
@@ -161,7 +142,7 @@ FirstRun Replay::first_run(std::shared_ptr<const Function> function, const Tenso
       if (tensor.defined() && !replay->state_.holds(tensor)) replay->reads_.push_back(std::move(read));
     }
   }
-  check_not_modified(*replay->function_, arguments, versions);
+  guard.check(replay->function_->name);
 
   replay->output_count_ = result.outputs.size();
   if (check == OutputCheck::bits) replay->fingerprint_ = fingerprint(result.outputs);

@@ -6,6 +6,7 @@
 #include <torch/csrc/autograd/VariableTypeUtils.h>
 
 #include "core/environment.h"
+#include "core/input_guard.h"
 #include "core/kept_tensor.h"
 #include "core/replay.h"
 #include "core/supported.h"
@@ -82,7 +83,12 @@ std::vector<edge_list> make_nodes(const FirstRun& run, const std::shared_ptr<Rec
 }  // namespace
 
 Tensors recompute(Function function, const Tensors& inputs, const RecomputeOptions& options) {
-  if (!c10::GradMode::is_enabled()) return function.run(inputs);
+  if (!c10::GradMode::is_enabled()) {
+    const InputGuard guard(inputs);
+    Tensors outputs = function.run(inputs);
+    guard.check(function.name);
+    return outputs;
+  }
   check_supported(inputs, function.name);
 
   auto call = std::make_shared<RecomputedCall>();

@@ -2,6 +2,7 @@
 #include <string>
 #include <utility>
 
+#include "core/register_modules.h"
 #include "core/training_modes.h"
 #include "regrad/error.h"
 #include "regrad/recompute.h"
@@ -20,10 +21,7 @@ at::Tensor run_range(torch::nn::SequentialImpl& sequential, size_t first, size_t
 }  // namespace
 
 RecomputeImpl::RecomputeImpl(Residual inner) : torch::nn::Module("regrad::Recompute"), inner_(std::move(inner)) {
-  const auto& modules = inner_.modules();
-  for (size_t i = 0; i < modules.size(); ++i) {
-    register_module(modules.size() == 1 ? "inner" : "inner" + std::to_string(i), modules[i]);
-  }
+  detail::register_modules(*this, "inner", inner_.modules());
 }
 
 at::Tensor RecomputeImpl::forward(const at::Tensor& x) {

@@ -9,6 +9,7 @@
 
 #include "core/environment.h"
 #include "core/graph_walk.h"
+#include "core/input_guard.h"
 #include "core/replay.h"
 #include "core/supported.h"
 #include "regrad/error.h"
@@ -68,7 +69,10 @@ at::Tensor BlockFunctions::run(size_t step, const at::Tensor& stream, const Side
   Tensors arguments{stream};
   const Tensors& more = side_of(side, step);
   arguments.insert(arguments.end(), more.begin(), more.end());
-  return functions_[step]->run(arguments).front();
+  const InputGuard guard(arguments);
+  at::Tensor residual = functions_[step]->run(arguments).front();
+  guard.check(functions_[step]->name);
+  return residual;
 }
 
 std::tuple<at::Tensor, at::Tensor> BlockFunctions::forward(const at::Tensor& x1, const at::Tensor& x2,

@@ -9,6 +9,7 @@
 #include <torch/nn/modules/container/modulelist.h>
 
 #include "core/describe.h"
+#include "core/register_modules.h"
 #include "core/training_modes.h"
 #include "regrad/error.h"
 #include "rev/block_forward.h"
@@ -38,13 +39,7 @@ void register_residual(torch::nn::Module& layer, const std::string& name, const 
   for (const auto& module : residual.modules()) {
     if (registered.insert(module.get()).second) fresh.push_back(module);
   }
-  if (residual.modules().size() == 1) {
-    if (!fresh.empty()) layer.register_module(name, fresh.front());
-  } else if (!fresh.empty()) {
-    auto list = std::make_shared<torch::nn::ModuleListImpl>();
-    for (const auto& module : fresh) list->push_back(module);
-    layer.register_module(name, list);
-  }
+  detail::register_modules(layer, name, fresh);
 }
 
 std::shared_ptr<torch::nn::ModuleListImpl> make_layers(const std::vector<Residual>& f, const std::vector<Residual>& g) {

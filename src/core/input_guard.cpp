@@ -1,0 +1,32 @@
+#include "core/input_guard.h"
+
+#include "core/describe.h"
+#include "regrad/error.h"
+
+namespace regrad::detail {
+
+namespace {
+
+/// Inference tensors have no version.
+uint32_t version_of(const at::Tensor& tensor) {
+  return tensor.defined() && !tensor.is_inference() ? static_cast<uint32_t>(tensor._version()) : 0;
+}
+
+}  // namespace
+
+InputGuard::InputGuard(const Tensors& inputs) : inputs_(inputs) {
+  versions_.reserve(inputs.size());
+  for (const at::Tensor& input : inputs) versions_.push_back(version_of(input));
+}
+
+void InputGuard::check(const std::string& function_name) const {
+  for (size_t i = 0; i < inputs_.size(); ++i) {
+    if (version_of(inputs_[i]) == versions_[i]) continue;
+    throw_error(ErrorKind::input_modified, function_name + " modified its input " + std::to_string(i) + ", " +
+                                               describe(inputs_[i]) +
+                                               ", in place, and so could not be run again on it. Let it change a copy: "
+                                               "relu(x) instead of relu_(x), or x.clone() first.");
+  }
+}
+
+}  // namespace regrad::detail
