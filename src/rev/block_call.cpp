@@ -211,7 +211,7 @@ void ReverseCall::drop_streams(std::vector<KeptTensor>& dropped) {
 // --- recompute
 
 void RecomputeCall::keep_before(size_t step, const Streams& streams) {
-  if (step % steps_per_segment_ == 0) segments_.push_back({KeptTensor(streams[0]), KeptTensor(streams[1])});
+  if (step % steps_per_segment_ == 0) segments_.emplace_back(std::array{KeptTensor(streams[0]), KeptTensor(streams[1])});
 }
 
 Replay::Rerun RecomputeCall::run_again(size_t step, bool create_graph) {
@@ -230,7 +230,8 @@ Replay::Rerun RecomputeCall::run_again(size_t step, bool create_graph) {
   std::array<KeptTensor, 2> kept;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    kept = segments_[segment];
+    TORCH_CHECK(segments_[segment].has_value(), torch::autograd::ERR_BACKWARD_TWICE);
+    kept = *segments_[segment];
   }
   Streams streams;
   for (size_t i = 0; i < 2; ++i) streams[i] = own_alias(kept[i].get("a kept stream of a block"));
@@ -259,7 +260,9 @@ void RecomputeCall::drop_streams(std::vector<KeptTensor>& dropped) {
   // Segments above the highest node that may still run.
   for (size_t s = 0; s < segments_.size(); ++s) {
     if (s * steps_per_segment_ < unreleased()) continue;
-    for (KeptTensor& tensor : segments_[s]) dropped.push_back(std::exchange(tensor, KeptTensor()));
+    if (!segments_[s].has_value()) continue;
+    for (KeptTensor& tensor : *segments_[s]) dropped.push_back(std::move(tensor));
+    segments_[s].reset();
   }
 }
 

@@ -124,7 +124,8 @@ class RecomputeCall : public BlockCall {
   };
 
   size_t steps_per_segment_;
-  std::vector<std::array<KeptTensor, 2>> segments_;
+  /// The streams before each segment; none where they are not needed any more.
+  std::vector<std::optional<std::array<KeptTensor, 2>>> segments_;
 };
 
 /// Graph node of one half-step y = a + fn(b): the topology of plain autograd, so that the gradients of a layer are
