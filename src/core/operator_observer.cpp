@@ -72,7 +72,7 @@ const void* memory_of(const at::Tensor& tensor) {
 
 }  // namespace
 
-OperatorObserver::OperatorObserver(const Tensors& own) : outer_(innermost) {
+OperatorObserver::OperatorObserver(const Tensors& own, const NodeOrigin& origin) : origin_(origin), outer_(innermost) {
   for (const at::Tensor& tensor : own) {
     if (tensor.defined()) made_.insert(memory_of(tensor));
   }
@@ -136,6 +136,10 @@ void OperatorObserver::see_tensor(const at::Tensor& tensor, bool is_written) {
   if (!tensor.defined()) return;
   const void* memory = memory_of(tensor);
   if (made_.contains(memory)) return;
+  if (!outside_.contains(memory) && has_history_from_here(tensor)) {
+    made_.insert(memory);
+    return;
+  }
   const bool is_new = outside_.insert(memory).second;
   if (is_written) {
     if (written_.insert(memory).second) {
@@ -146,6 +150,13 @@ void OperatorObserver::see_tensor(const at::Tensor& tensor, bool is_written) {
   } else if (is_new && !tensor.is_inference()) {
     reads.push_back({WeakTensor(tensor.getIntrusivePtr()), static_cast<uint32_t>(tensor._version())});
   }
+}
+
+/// Whether the function made a tensor where no callback saw it, under a disabled RecordFunction.
+bool OperatorObserver::has_history_from_here(const at::Tensor& tensor) const {
+  if (!tensor.requires_grad() || tensor.is_leaf()) return false;
+  const auto node = tensor.is_view() ? tensor._base().grad_fn() : tensor.grad_fn();
+  return node != nullptr && origin_.made_here(*node);
 }
 
 void OperatorObserver::see_output(const c10::IValue& value) {

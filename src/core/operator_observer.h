@@ -9,6 +9,7 @@
 #include <ATen/record_function.h>
 
 #include "core/generators.h"
+#include "core/graph_walk.h"
 #include "regrad/detail/function.h"
 
 namespace regrad::detail {
@@ -37,8 +38,8 @@ struct TensorWrite {
 /// About one microsecond an operator. Observers nest.
 class OperatorObserver {
  public:
-  /// own: tensors that are the function's inputs, not from outside.
-  explicit OperatorObserver(const Tensors& own);
+  /// own: tensors that are the function's inputs, not from outside. origin: tells the nodes of the function's graph.
+  OperatorObserver(const Tensors& own, const NodeOrigin& origin);
   ~OperatorObserver();
   OperatorObserver(const OperatorObserver&) = delete;
   OperatorObserver& operator=(const OperatorObserver&) = delete;
@@ -60,7 +61,9 @@ class OperatorObserver {
   void see_input(const c10::IValue& value, bool is_written);
   void see_tensor(const at::Tensor& tensor, bool is_written);
   void see_output(const c10::IValue& value);
+  bool has_history_from_here(const at::Tensor& tensor) const;
 
+  NodeOrigin origin_;
   /// Memory that the function made, and memory from outside, by address.
   std::unordered_set<const void*> made_;
   std::unordered_set<const void*> outside_;

@@ -125,7 +125,7 @@ FirstRun Replay::first_run(std::shared_ptr<const Function> function, const Tenso
   replay->state_ = State(replay->function_->owner.get());
   const NodeOrigin origin;
   {
-    OperatorObserver observer(arguments);
+    OperatorObserver observer(arguments, origin);
     result.outputs = run_function(*replay->function_, arguments, [&] {
       replay->generators_.restore();
       replay->state_.restore();
@@ -206,9 +206,9 @@ FirstRun Replay::first_run(std::shared_ptr<const Function> function, const Tenso
   return result;
 }
 
-Tensors Replay::call(Tensors& arguments) const {
+Tensors Replay::call(Tensors& arguments, State::Substitutes* state_left) const {
   const GeneratorScope generators(generators_);
-  const State::Scope state(state_, function_->owner.get(), function_->name);
+  const State::Scope state(state_, function_->owner.get(), function_->name, state_left);
   const EnvironmentScope environment(*environment_);
   const CastBoundary::Published casts(casts_);
   Tensors outputs = run_function(*function_, arguments, [&] {
@@ -237,7 +237,7 @@ Replay::Rerun Replay::run_again(Tensors arguments, const edge_list& input_edges,
   const auto input_set = node_set(rerun.ends_);
 
   const NodeOrigin origin;
-  Tensors outputs = call(arguments);
+  Tensors outputs = call(arguments, &rerun.state_);
   arguments.clear();
   check_outputs(outputs);
   for (const size_t o : differentiable_) {
@@ -284,7 +284,7 @@ Replay::Rerun Replay::run_again(Tensors arguments, const edge_list& input_edges,
 
 Tensors Replay::run_again_without_graph(Tensors arguments) const {
   check_versions();
-  Tensors outputs = call(arguments);
+  Tensors outputs = call(arguments, nullptr);
   check_outputs(outputs);
   for (at::Tensor& output : outputs) output = with_edge(output, Edge());
   return outputs;
@@ -323,6 +323,12 @@ variable_list Replay::Rerun::vector_jacobian(variable_list cotangents, const std
       }
     }
   } const detached(ends_);
+
+  struct StateExchanged {
+    State::Substitutes& state;
+    explicit StateExchanged(State::Substitutes& s) : state(s) { state.exchange(); }
+    ~StateExchanged() { state.exchange(); }
+  } const exchanged(state_);
 
   variable_list result =
       Engine::get_default_engine().execute(roots, root_gradients, keep_graph || create_graph_, create_graph_,

@@ -69,6 +69,8 @@ class Replay {
     torch::autograd::edge_list roots_;
     /// Inputs, then exits; null where nothing can be captured.
     std::vector<Owned<PrivateNode>> ends_;
+    /// What the function left of its state, which its graph may have saved.
+    State::Substitutes state_;
   };
 
   /// Runs the function again. `arguments`: the values of the first run's inputs, as aliases made for this run. Under
@@ -87,7 +89,8 @@ class Replay {
  private:
   Replay() = default;
 
-  Tensors call(Tensors& arguments) const;
+  /// state_left: null, or receives what the function leaves of its state.
+  Tensors call(Tensors& arguments, State::Substitutes* state_left) const;
   void check_versions() const;
   void check_outputs(const Tensors& outputs) const;
   void check_exits(const GraphWalk& walk) const;

@@ -74,33 +74,51 @@ void State::restore() const {
   }
 }
 
-State::Scope::Scope(const State& state, const Owner* owner, const std::string& function_name) : owner_(owner) {
-  try {
-    for (size_t i = 0; i < state.buffers_.size(); ++i) {
-      swap_in(state.buffers_[i], state.buffers_before_[i], function_name);
-    }
-    for (const TensorWrite& write : state.captured_) {
-      if (const at::Tensor tensor = lock(write.tensor); tensor.defined()) {
-        swap_in(tensor, write.before, function_name);
-      }
-    }
-    if (owner_ != nullptr && owner_->training_modes() != state.modes_) {
-      current_modes_ = owner_->training_modes();
-      owner_->set_training_modes(state.modes_);
-    }
-  } catch (...) {
-    swap_out();
-    throw;
+bool State::Substitutes::contain(const at::Tensor& tensor) const {
+  return std::any_of(substitutes_.begin(), substitutes_.end(),
+                     [&](const Substitute& s) { return s.tensor.is_alias_of(tensor); });
+}
+
+void State::Substitutes::add(const at::Tensor& tensor, c10::DataPtr memory) {
+  const c10::NoGradGuard no_grad;
+  const int64_t version = tensor.is_inference() ? 0 : static_cast<int64_t>(tensor._version());
+  substitutes_.push_back({tensor.detach(), std::move(memory), version});
+}
+
+void State::Substitutes::exchange() noexcept {
+  for (Substitute& s : substitutes_) {
+    s.memory = s.tensor.storage().unsafeGetStorageImpl()->set_data_ptr(std::move(s.memory));
+    if (s.tensor.is_inference()) continue;
+    auto counter = torch::autograd::impl::version_counter(s.tensor);  // a handle
+    const auto current = static_cast<int64_t>(counter.current_version());
+    counter.set_version(s.version);
+    s.version = current;
   }
+}
+
+State::Scope::Scope(const State& state, const Owner* owner, const std::string& function_name, Substitutes* left)
+    : left_(left), owner_(owner) {
+  for (size_t i = 0; i < state.buffers_.size(); ++i) {
+    substitute(state.buffers_[i], state.buffers_before_[i], function_name);
+  }
+  for (const TensorWrite& write : state.captured_) {
+    if (const at::Tensor tensor = lock(write.tensor); tensor.defined()) substitute(tensor, write.before, function_name);
+  }
+  if (owner_ != nullptr && owner_->training_modes() != state.modes_) {
+    current_modes_ = owner_->training_modes();
+    owner_->set_training_modes(state.modes_);
+  }
+  substitutes_.exchange();
 }
 
 State::Scope::~Scope() {
   if (!current_modes_.empty()) owner_->set_training_modes(current_modes_);
-  swap_out();
+  substitutes_.exchange();
+  if (left_ != nullptr) *left_ = std::move(substitutes_);
 }
 
-/// Puts a copy of the earlier bytes under the tensor, so that views of it follow, and the current bytes aside.
-void State::Scope::swap_in(const at::Tensor& tensor, const at::Tensor& before, const std::string& function_name) {
+/// Prepares a copy of the earlier bytes, to be put under the tensor, so that views of it follow.
+void State::Scope::substitute(const at::Tensor& tensor, const at::Tensor& before, const std::string& function_name) {
   if (unchanged(tensor, before)) return;
   if (tensor.storage().nbytes() != before.storage().nbytes() || tensor.device() != before.device() ||
       tensor.scalar_type() != before.scalar_type()) {
@@ -108,26 +126,9 @@ void State::Scope::swap_in(const at::Tensor& tensor, const at::Tensor& before, c
                 function_name + " needs its buffer as forward saw it, " + describe(before) + ", but it is now " +
                     describe(tensor) + ". Run backward before the module is moved or converted.");
   }
-  const bool already = std::any_of(swapped_.begin(), swapped_.end(),
-                                   [&](const Swapped& s) { return s.tensor.is_alias_of(tensor); });
-  if (already) return;
+  if (substitutes_.contain(tensor)) return;
   at::Tensor copy = copy_storage(before);
-  auto* storage = tensor.storage().unsafeGetStorageImpl();
-  auto* fresh = copy.storage().unsafeGetStorageImpl();
-  swapped_.push_back({tensor, storage->set_data_ptr(fresh->set_data_ptr(c10::DataPtr())),
-                      tensor.is_inference() ? 0 : static_cast<int64_t>(tensor._version())});
-}
-
-void State::Scope::swap_out() noexcept {
-  for (Swapped& swapped : swapped_) {
-    swapped.tensor.storage().unsafeGetStorageImpl()->set_data_ptr(std::move(swapped.current));
-    // Other graphs that saved the tensor must not complain.
-    if (!swapped.tensor.is_inference()) {
-      auto counter = torch::autograd::impl::version_counter(swapped.tensor);  // a handle
-      counter.set_version(swapped.version);
-    }
-  }
-  swapped_.clear();
+  substitutes_.add(tensor, copy.storage().unsafeGetStorageImpl()->set_data_ptr(c10::DataPtr()));
 }
 
 }  // namespace regrad::detail

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Allocator.h>
 
 #include "core/operator_observer.h"
 #include "regrad/detail/function.h"
@@ -32,24 +33,39 @@ class State {
   /// Whether this holds the value of `tensor`.
   bool holds(const at::Tensor& tensor) const;
 
+  /// Other memory and another version for tensors: those that a replay works on, while theirs is put aside.
+  class Substitutes {
+   public:
+    bool contain(const at::Tensor& tensor) const;
+    void add(const at::Tensor& tensor, c10::DataPtr memory);
+
+    /// Exchanges memory and version of each tensor with what is put aside.
+    void exchange() noexcept;
+
+   private:
+    struct Substitute {
+      /// An alias, which keeps its memory when the tensor itself is given another, by Module::to for one.
+      at::Tensor tensor;
+      c10::DataPtr memory;
+      int64_t version;
+    };
+    std::vector<Substitute> substitutes_;
+  };
+
   /// While it lives, the function sees the first run's state; then everything is as it was.
   class Scope {
    public:
-    Scope(const State& state, const Owner* owner, const std::string& function_name);
+    /// left: null, or receives at the end what the function left of the state. Its graph may have saved that.
+    Scope(const State& state, const Owner* owner, const std::string& function_name, Substitutes* left);
     ~Scope();
     Scope(const Scope&) = delete;
     Scope& operator=(const Scope&) = delete;
 
    private:
-    struct Swapped {
-      at::Tensor tensor;
-      c10::DataPtr current;
-      int64_t version;
-    };
-    void swap_in(const at::Tensor& tensor, const at::Tensor& before, const std::string& function_name);
-    void swap_out() noexcept;
+    void substitute(const at::Tensor& tensor, const at::Tensor& before, const std::string& function_name);
 
-    std::vector<Swapped> swapped_;
+    Substitutes substitutes_;
+    Substitutes* left_;
     const Owner* owner_;
     std::vector<bool> current_modes_;
   };
