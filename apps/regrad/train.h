@@ -10,9 +10,9 @@ namespace regrad::app {
 
 struct TrainOptions {
   Memory memory = Memory::reverse();
-  int64_t batch = 100;
+  int64_t batch = 50;
   /// Unless `epochs` is given.
-  int64_t steps = 300;
+  int64_t steps = 400;
   std::optional<int64_t> epochs;
   /// The highest of the schedule.
   double learning_rate = 0.1;
