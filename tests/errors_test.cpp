@@ -458,6 +458,50 @@ TEST(Errors, Clause10_NotCloneable) {
   expect_error(ErrorKind::not_cloneable, {"layers.0.f"}, [&] { block->clone(); });
 }
 
+/// Gradients under reverse, in float, of a block whose streams start as x1 and x2, against plain.
+void expect_no_false_alarm(torch::Tensor x1, torch::Tensor x2, const Residues& f, const Residues& g) {
+  const torch::Tensor scale = torch::ones({}).requires_grad_();
+  const auto gradient = [&](const std::function<Tensors()>& streams) {
+    const auto y = streams();
+    (y[0].pow(2).sum() + y[1].sin().sum()).backward();
+    return take_gradients({scale})[0];
+  };
+  const auto expected = gradient([&] { return plain_block(x1 * scale, x2 * scale, f, g); });
+  RevBlock block = make_block(f, g);
+  const auto found = gradient([&] { return run_block(block, x1 * scale, x2 * scale); });
+  EXPECT_TRUE(torch::allclose(expected, found, 1e-3)) << expected << found;
+}
+
+TEST(Errors, Clause10_NoFalseAlarmOnAStreamOfZeros) {
+  // Rebuilt, it is rounding, of which no relative error can be small.
+  torch::manual_seed(1);
+  const Residue tanh = [](torch::Tensor t) { return t.tanh(); };
+  const Residue mixed = [w = torch::randn({8, 8})](torch::Tensor t) { return t.mm(w).tanh(); };
+  const auto x = torch::randn({32, 8}), zeros = torch::zeros({32, 8});
+  for (const Residue& f : {tanh, mixed}) {
+    expect_no_false_alarm(x, zeros, {f, f, f}, {mixed, f, mixed});
+    expect_no_false_alarm(zeros, x, {f, f, f}, {mixed, f, mixed});
+    expect_no_false_alarm(zeros, zeros, {f, f, f}, {mixed, f, mixed});
+  }
+}
+
+TEST(Errors, Clause10_NoFalseAlarmOnZerosInPlaces) {
+  // Padding: one channel, one row, one half.
+  torch::manual_seed(1);
+  const Residue relu = [](torch::Tensor t) { return t.relu(); };
+  const Residue mixed = [w = torch::randn({8, 8})](torch::Tensor t) { return t.mm(w).tanh(); };
+  const auto x1 = torch::randn({32, 8}), x2 = torch::randn({32, 8});
+  const auto padded = [](torch::Tensor t, int64_t dim, int64_t size) {
+    t = t.clone();
+    t.narrow(dim, 0, size).zero_();
+    return t;
+  };
+  for (const auto& [dim, size] : {std::pair<int64_t, int64_t>{1, 1}, {0, 1}, {0, 16}, {1, 4}}) {
+    expect_no_false_alarm(x1, padded(x2, dim, size), {relu, relu, relu}, {mixed, relu, mixed});
+    expect_no_false_alarm(padded(x1, dim, size), padded(x2, dim, size), {relu, relu, relu}, {mixed, mixed, relu});
+  }
+}
+
 TEST(Errors, Clause10_MeterUnavailable) {
   using torch::profiler::impl::ActivityType;
   const torch::profiler::impl::ProfilerConfig config(torch::profiler::impl::ProfilerState::KINETO);

@@ -45,13 +45,26 @@ uint64_t hash_tensor(const at::Tensor& tensor) {
 
 constexpr int64_t kSampleSize = 32;
 
+/// Where the element lies that has this number in logical order.
+int64_t offset_of(int64_t number, const at::Tensor& tensor) {
+  int64_t offset = 0;
+  for (int64_t dim = tensor.dim(); dim-- > 0;) {
+    offset += number % tensor.size(dim) * tensor.stride(dim);
+    number /= tensor.size(dim);
+  }
+  return offset;
+}
+
 template <class T>
 std::vector<float> take_sample(const at::Tensor& tensor) {
   const T* data = static_cast<const T*>(tensor.const_data_ptr());
-  const int64_t count = std::min<int64_t>(kSampleSize, tensor.numel());
-  std::vector<float> values(static_cast<size_t>(count));
-  for (int64_t i = 0; i < count; ++i) {
-    values[static_cast<size_t>(i)] = static_cast<float>(data[i * tensor.numel() / count]);
+  std::vector<float> values;
+  const int64_t count = tensor.numel();
+  for (int64_t i = 0; i < std::min(kSampleSize, count); ++i) {
+    // Scattered by the golden ratio: equal distances could all fall on one column, and that be padding.
+    const uint64_t scattered = static_cast<uint64_t>(i + 1) * 0x9E3779B97F4A7C15U >> 32;
+    const int64_t number = count <= kSampleSize ? i : static_cast<int64_t>(scattered) % count;
+    values.push_back(static_cast<float>(data[offset_of(number, tensor)]));
   }
   return values;
 }
@@ -66,7 +79,7 @@ std::vector<uint64_t> fingerprint(const Tensors& outputs) {
 }
 
 Sample::Sample(const at::Tensor& output) {
-  if (!has_plain_memory(output) || !output.is_non_overlapping_and_dense()) return;
+  if (!has_plain_memory(output)) return;
   switch (output.scalar_type()) {
     case at::kDouble: values_ = take_sample<double>(output); break;
     case at::kFloat: values_ = take_sample<float>(output); break;

@@ -103,7 +103,8 @@ std::unordered_set<const Node*> node_set(const std::vector<Owned<PrivateNode>>& 
 }  // namespace
 
 FirstRun Replay::first_run(std::shared_ptr<const Function> function, const Tensors& inputs, Tensors arguments,
-                           std::shared_ptr<const Environment> environment, OutputCheck check) {
+                           std::shared_ptr<const Environment> environment, OutputCheck check,
+                           const at::Tensor& added_to) {
   const std::shared_ptr<Replay> replay(new Replay());
   replay->function_ = std::move(function);
   replay->environment_ = std::move(environment);
@@ -148,7 +149,7 @@ FirstRun Replay::first_run(std::shared_ptr<const Function> function, const Tenso
   if (check == OutputCheck::bits) replay->fingerprint_ = fingerprint(result.outputs);
   if (check == OutputCheck::sample) {
     replay->sample_ = Sample(result.outputs.front());
-    replay->sampled_input_norm_ = Sample(arguments.front()).norm();
+    replay->sampled_stream_norm_ = Sample(arguments.front()).norm() + Sample(added_to).norm();
   }
 
   // Which outputs are the function's own results, rather than tensors from outside that it hands on.
@@ -371,11 +372,12 @@ void Replay::check_outputs(const Tensors& outputs) const {
   }
   if (check_ == OutputCheck::none) return;
   // Rebuilt inputs differ by rounding, which depth and half precision amplify: this is no measure of that, but tells
-  // when function or input are another. Where the function adds little to its stream, the stream is the measure.
+  // when function or input are another. Where the function is small beside the streams, a rebuilt zero for one,
+  // these are the measure.
   const at::Tensor& output = outputs.front();
   const bool half = output.scalar_type() == at::kHalf || output.scalar_type() == at::kBFloat16;
   const double tolerance = half ? 0.5 : 0.25;
-  const double scale = sample_.norm() + sampled_input_norm_;
+  const double scale = sample_.norm() + sampled_stream_norm_;
   const double distance = sample_.distance(Sample(output));
   if (distance <= tolerance * scale) return;
   throw_error(ErrorKind::replay_differs,

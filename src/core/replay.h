@@ -43,9 +43,11 @@ enum class OutputCheck {
 class Replay {
  public:
   /// Runs `function` on `arguments`: aliases of `inputs` without history, made for this run.
+  /// added_to: the stream to which the result will be added, if any; for OutputCheck::sample.
   /// @throws Error (input_modified, unsupported), and what the function throws.
   static FirstRun first_run(std::shared_ptr<const Function> function, const Tensors& inputs, Tensors arguments,
-                            std::shared_ptr<const Environment> environment, OutputCheck check);
+                            std::shared_ptr<const Environment> environment, OutputCheck check,
+                            const at::Tensor& added_to = {});
 
   /// One run of the function in backward, with its private graph.
   class Rerun {
@@ -119,7 +121,7 @@ class Replay {
   size_t output_count_ = 0;
   std::vector<uint64_t> fingerprint_;
   Sample sample_;
-  double sampled_input_norm_ = 0;
+  double sampled_stream_norm_ = 0;
 };
 
 /// What the first run of a function gives.

@@ -59,7 +59,7 @@ at::Tensor BlockCall::first_step(const std::shared_ptr<BlockCall>& call,
     arguments.push_back(tensor.defined() ? copy_on_write_alias(tensor) : tensor);
   }
   FirstRun run =
-      Replay::first_run(function, inputs, std::move(arguments), environment, call->output_check());
+      Replay::first_run(function, inputs, std::move(arguments), environment, call->output_check(), a);
   call->steps_.push_back({run.replay, nullptr});
 
   at::Tensor y;
