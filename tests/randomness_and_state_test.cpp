@@ -468,6 +468,22 @@ TEST(RandomnessAndState, C15_FunctionOfACounter) {
   }
 }
 
+TEST(RandomnessAndState, C15_FunctionOfACounterWithAStridedResult) {
+  const auto x = leaf({3, 4});
+  int calls = 0;
+  const Residue f = [&](torch::Tensor t) { return (torch::cat({t, t}, 1) * ++calls).narrow(1, 2, 4); };
+  const Residue cosine = [](torch::Tensor t) { return t.cos(); };
+  const auto y = recompute_grad(f)(x).sum();
+  expect_error(ErrorKind::replay_differs, {"other values"}, [&] { y.backward(); });
+  for (const Memory memory : {Memory::recompute(1), Memory::reverse()}) {
+    SCOPED_TRACE(memory.to_string());
+    calls = 0;
+    RevBlock block = make_block({cosine, f}, {cosine, cosine}, memory);
+    const auto streams = run_block(block, x, x * 2);
+    expect_error(ErrorKind::replay_differs, {"layers.1.f"}, [&] { streams[0].sum().backward(); });
+  }
+}
+
 TEST(RandomnessAndState, C15_ReadTensorChangedBetweenForwardAndBackward) {
   const auto x = leaf({3, 4});
   const auto scale = torch::full({4}, 2, torch::kDouble);
