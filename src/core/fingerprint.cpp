@@ -36,7 +36,7 @@ uint64_t hash_memory(const void* data, size_t bytes) {
   return hash + tail;
 }
 
-uint64_t hash_tensor(const at::Tensor& tensor) {
+uint64_t hash_values(const at::Tensor& tensor) {
   if (!has_plain_memory(tensor)) return 0;
   const c10::NoGradGuard no_grad;
   const at::Tensor dense = tensor.is_non_overlapping_and_dense() ? tensor : tensor.detach().contiguous();
@@ -74,7 +74,7 @@ std::vector<float> take_sample(const at::Tensor& tensor) {
 std::vector<uint64_t> fingerprint(const Tensors& outputs) {
   std::vector<uint64_t> result;
   result.reserve(outputs.size());
-  for (const at::Tensor& output : outputs) result.push_back(hash_tensor(output));
+  for (const at::Tensor& output : outputs) result.push_back(hash_values(output));
   return result;
 }
 

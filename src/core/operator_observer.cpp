@@ -25,6 +25,8 @@ thread_local OperatorObserver* innermost = nullptr;
 /// Which arguments an operator writes to.
 struct WrittenArguments {
   std::vector<size_t> always;
+  /// Whether the operator also returns something else, which may depend on what the written arguments held.
+  bool returns_more = false;
   /// Running statistics, which the schemas of normalisation layers do not mark as written. They are when the
   /// argument at `training` is true.
   std::vector<size_t> statistics;
@@ -44,6 +46,10 @@ WrittenArguments written_arguments_of(const c10::FunctionSchema& schema) {
       result.training = i;
     }
   }
+  const auto& returns = schema.returns();
+  result.returns_more = std::any_of(returns.begin(), returns.end(), [](const c10::Argument& value) {
+    return value.alias_info() == nullptr || !value.alias_info()->isWrite();
+  });
   return result;
 }
 
@@ -94,6 +100,10 @@ void OperatorObserver::rethrow_failure() const {
   if (failure_ != nullptr) std::rethrow_exception(failure_);
 }
 
+bool OperatorObserver::only_updated(const at::Tensor& tensor) const {
+  return written_.contains(memory_of(tensor)) && !read_.contains(memory_of(tensor));
+}
+
 void OperatorObserver::on_start(const at::RecordFunction& op) {
   if (depth_++ > 0) return;
   const auto name = op.operator_name();
@@ -108,7 +118,10 @@ void OperatorObserver::on_start(const at::RecordFunction& op) {
       return std::find(list.begin(), list.end(), i) != list.end();
     };
     for (size_t i = 0; i < inputs.size(); ++i) {
-      see_input(inputs[i], contains(written.always, i) || (training && contains(written.statistics, i)));
+      const bool is_written = contains(written.always, i);
+      // In training, the result of a normalisation depends on the batch alone.
+      const bool is_updated = is_written || (training && contains(written.statistics, i));
+      see_input(inputs[i], is_updated, /*is_read=*/!is_updated || (is_written && written.returns_more));
     }
   } catch (...) {
     failure_ = std::current_exception();
@@ -120,19 +133,19 @@ void OperatorObserver::on_end(const at::RecordFunction& op) {
   for (const c10::IValue& value : op.outputs()) see_output(value);
 }
 
-void OperatorObserver::see_input(const c10::IValue& value, bool is_written) {
+void OperatorObserver::see_input(const c10::IValue& value, bool is_written, bool is_read) {
   if (value.isTensor()) {
-    see_tensor(value.toTensor(), is_written);
+    see_tensor(value.toTensor(), is_written, is_read);
   } else if (value.isTensorList()) {
-    for (const at::Tensor& tensor : value.toTensorVector()) see_tensor(tensor, is_written);
+    for (const at::Tensor& tensor : value.toTensorVector()) see_tensor(tensor, is_written, is_read);
   } else if (value.isList()) {  // lists of optional tensors
-    for (const c10::IValue& element : value.toListRef()) see_input(element, is_written);
+    for (const c10::IValue& element : value.toListRef()) see_input(element, is_written, is_read);
   } else if (value.isGenerator()) {
     generators.add(value.toGenerator());
   }
 }
 
-void OperatorObserver::see_tensor(const at::Tensor& tensor, bool is_written) {
+void OperatorObserver::see_tensor(const at::Tensor& tensor, bool is_written, bool is_read) {
   if (!tensor.defined()) return;
   const void* memory = memory_of(tensor);
   if (made_.contains(memory)) return;
@@ -141,13 +154,16 @@ void OperatorObserver::see_tensor(const at::Tensor& tensor, bool is_written) {
     return;
   }
   const bool is_new = outside_.insert(memory).second;
+  if (is_read) read_.insert(memory);
   if (is_written) {
     if (written_.insert(memory).second) {
       const c10::NoGradGuard no_grad;
       at::Tensor before = can_be_copy_on_write(tensor) ? copy_on_write_alias(tensor) : tensor.detach().clone();
       writes.push_back({WeakTensor(tensor.getIntrusivePtr()), std::move(before)});
     }
-  } else if (is_new && !tensor.is_inference()) {
+    return;
+  }
+  if (is_new && !tensor.is_inference()) {
     reads.push_back({WeakTensor(tensor.getIntrusivePtr()), static_cast<uint32_t>(tensor._version())});
   }
 }

@@ -52,14 +52,17 @@ class OperatorObserver {
   /// Generators passed to operators, as they were before.
   GeneratorStates generators;
 
+  /// Whether every operator that was given the tensor's memory only updated it: nothing else can depend on its value.
+  bool only_updated(const at::Tensor& tensor) const;
+
   /// For the callbacks.
   void on_start(const at::RecordFunction& op);
   void on_end(const at::RecordFunction& op);
   OperatorObserver* outer() const { return outer_; }
 
  private:
-  void see_input(const c10::IValue& value, bool is_written);
-  void see_tensor(const at::Tensor& tensor, bool is_written);
+  void see_input(const c10::IValue& value, bool is_written, bool is_read);
+  void see_tensor(const at::Tensor& tensor, bool is_written, bool is_read);
   void see_output(const c10::IValue& value);
   bool has_history_from_here(const at::Tensor& tensor) const;
 
@@ -68,6 +71,7 @@ class OperatorObserver {
   std::unordered_set<const void*> made_;
   std::unordered_set<const void*> outside_;
   std::unordered_set<const void*> written_;
+  std::unordered_set<const void*> read_;
   /// Operators call operators; only the outermost count.
   int depth_ = 0;
   std::exception_ptr failure_;

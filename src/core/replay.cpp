@@ -137,7 +137,7 @@ FirstRun Replay::first_run(std::shared_ptr<const Function> function, const Tenso
     observer.rethrow_failure();
     replay->generators_.add(observer.generators);
     replay->generators_.keep_advanced();
-    replay->state_.finish(std::move(observer.writes), replay->function_->name);
+    replay->state_.finish(observer, replay->function_->name);
     for (TensorRead& read : observer.reads) {
       const at::Tensor tensor = lock(read.tensor);
       if (tensor.defined() && !replay->state_.holds(tensor)) replay->reads_.push_back(std::move(read));

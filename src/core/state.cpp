@@ -26,6 +26,16 @@ at::Tensor copy_storage(const at::Tensor& tensor) {
   return at::empty({0}, tensor.options().dtype(at::kByte)).set_(tensor.storage(), 0, {bytes}, {1}).clone();
 }
 
+/// A buffer can only be given earlier bytes while it is what it was.
+void check_same_kind(const at::Tensor& tensor, const at::Tensor& before, const std::string& function_name) {
+  if (tensor.storage().nbytes() != before.storage().nbytes() || tensor.device() != before.device() ||
+      tensor.scalar_type() != before.scalar_type()) {
+    throw_error(ErrorKind::tensor_modified,
+                function_name + " needs its buffer as forward saw it, " + describe(before) + ", but it is now " +
+                    describe(tensor) + ". Run backward before the module is moved or converted.");
+  }
+}
+
 }  // namespace
 
 State::State(const Owner* owner) {
@@ -38,8 +48,11 @@ State::State(const Owner* owner) {
   }
 }
 
-void State::finish(std::vector<TensorWrite> writes, const std::string& function_name) {
-  for (TensorWrite& write : writes) {
+void State::finish(const OperatorObserver& observer, const std::string& function_name) {
+  for (size_t i = 0; i < buffers_.size(); ++i) {
+    if (observer.only_updated(buffers_[i])) buffers_before_[i] = at::Tensor();
+  }
+  for (const TensorWrite& write : observer.writes) {
     const at::Tensor tensor = lock(write.tensor);
     if (!tensor.defined() || holds(tensor)) continue;
     if (tensor.requires_grad() && !tensor.is_leaf()) {
@@ -51,7 +64,7 @@ void State::finish(std::vector<TensorWrite> writes, const std::string& function_
       throw_error(ErrorKind::unsupported, function_name + " changes a captured tensor without plain memory, " +
                                               describe(tensor) + ", in place. Return the new value instead.");
     }
-    captured_.push_back(std::move(write));
+    captured_.push_back({write.tensor, observer.only_updated(tensor) ? at::Tensor() : write.before});
   }
 }
 
@@ -67,10 +80,12 @@ bool State::holds(const at::Tensor& tensor) const {
 void State::restore() const {
   const c10::NoGradGuard no_grad;
   for (size_t i = 0; i < buffers_.size(); ++i) {
-    if (!unchanged(buffers_[i], buffers_before_[i])) buffers_[i].detach().copy_(buffers_before_[i]);
+    const at::Tensor& before = buffers_before_[i];
+    if (before.defined() && !unchanged(buffers_[i], before)) buffers_[i].detach().copy_(before);
   }
   for (const TensorWrite& write : captured_) {
-    if (const at::Tensor tensor = lock(write.tensor); tensor.defined()) tensor.detach().copy_(write.before);
+    const at::Tensor tensor = lock(write.tensor);
+    if (tensor.defined() && write.before.defined()) tensor.detach().copy_(write.before);
   }
 }
 
@@ -117,17 +132,13 @@ State::Scope::~Scope() {
   if (left_ != nullptr) *left_ = std::move(substitutes_);
 }
 
-/// Prepares a copy of the earlier bytes, to be put under the tensor, so that views of it follow.
+/// Prepares a copy of the earlier bytes, or of any where they do not matter, to be put under the tensor, so that views
+/// of it follow.
 void State::Scope::substitute(const at::Tensor& tensor, const at::Tensor& before, const std::string& function_name) {
-  if (unchanged(tensor, before)) return;
-  if (tensor.storage().nbytes() != before.storage().nbytes() || tensor.device() != before.device() ||
-      tensor.scalar_type() != before.scalar_type()) {
-    throw_error(ErrorKind::tensor_modified,
-                function_name + " needs its buffer as forward saw it, " + describe(before) + ", but it is now " +
-                    describe(tensor) + ". Run backward before the module is moved or converted.");
-  }
+  if (before.defined() && unchanged(tensor, before)) return;
+  if (before.defined()) check_same_kind(tensor, before, function_name);
   if (substitutes_.contain(tensor)) return;
-  at::Tensor copy = copy_storage(before);
+  at::Tensor copy = copy_storage(before.defined() ? before : tensor);
   substitutes_.add(tensor, copy.storage().unsafeGetStorageImpl()->set_data_ptr(c10::DataPtr()));
 }
 

@@ -15,7 +15,8 @@ namespace regrad::detail {
 /// What a function keeps between calls, as its first run found it: registered buffers, tensors from outside that it
 /// wrote in place, and the training modes of its modules.
 ///
-/// Values are held as copy-on-write aliases: no bytes for what stays unchanged.
+/// Values are held as copy-on-write aliases: no bytes for what stays unchanged. What the function only updates, as
+/// batch norm does its running statistics in training, cannot change its result: of that, no value is held.
 class State {
  public:
   State() = default;
@@ -23,9 +24,9 @@ class State {
   /// Right before the first run. Owner may be null.
   explicit State(const Owner* owner);
 
-  /// Right after it. `writes`: what the function wrote to.
+  /// Right after it, with what was seen of it.
   /// @throws Error (unsupported) when it changed a tensor with a gradient history in place.
-  void finish(std::vector<TensorWrite> writes, const std::string& function_name);
+  void finish(const OperatorObserver& observer, const std::string& function_name);
 
   /// Writes the first values back for good.
   void restore() const;
@@ -72,6 +73,7 @@ class State {
 
  private:
   Tensors buffers_;
+  /// Undefined where the value does not matter; so in captured_.
   Tensors buffers_before_;
   std::vector<TensorWrite> captured_;
   std::vector<bool> modes_;
