@@ -1,15 +1,16 @@
 # Shared by the scripts in this folder, which source it and call, in this order: parse_options, set_up, build_regrad.
 
 set -euo pipefail
+shopt -s inherit_errexit # so that a failure within $(...) ends the script too
 
 readonly repository="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 readonly default_torch=2.15.0
 
 readonly packages=(
   ca-certificates git g++ cmake ninja-build ccache mold python3 python3-venv
-  libgtest-dev librapidcheck-dev libbenchmark-dev
+  libgtest-dev
   libcli11-dev libspdlog-dev libfmt-dev nlohmann-json3-dev zlib1g-dev
-  dataset-fashion-mnist gnuplot-nox)
+  dataset-fashion-mnist)
 
 say() { echo "regrad: $*" >&2; }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 
 #include <torch/utils.h>
 
@@ -63,7 +64,9 @@ double max_relative_error(const std::vector<torch::Tensor>& found, const std::ve
   double error = 0;
   double largest = 0;
   for (size_t i = 0; i < wanted.size(); ++i) {
-    error = std::max(error, (found[i] - wanted[i]).abs().max().item<double>());
+    const double difference = (found[i] - wanted[i]).abs().max().item<double>();
+    if (!std::isfinite(difference)) return difference;
+    error = std::max(error, difference);
     largest = std::max(largest, wanted[i].abs().max().item<double>());
   }
   return error / largest;

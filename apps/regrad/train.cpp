@@ -34,6 +34,7 @@ class JsonLog {
     if (!stream_) {
       throw std::filesystem::filesystem_error("cannot write the log", file, std::make_error_code(std::errc::io_error));
     }
+    stream_.exceptions(std::ios::failbit | std::ios::badbit);  // a full disk is an error
   }
 
   void write(const Json& record) { stream_ << record.dump() << std::endl; }

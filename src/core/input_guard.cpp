@@ -29,4 +29,11 @@ void InputGuard::check(const std::string& function_name) const {
   }
 }
 
+Tensors run_plainly(const Function& function, const Tensors& inputs) {
+  const InputGuard guard(inputs);
+  Tensors outputs = function.run(inputs);
+  guard.check(function.name);
+  return outputs;
+}
+
 }  // namespace regrad::detail

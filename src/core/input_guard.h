@@ -23,4 +23,7 @@ class InputGuard {
   std::vector<uint32_t> versions_;
 };
 
+/// Runs a function as plain would, and checks that it does not write into its inputs.
+Tensors run_plainly(const Function& function, const Tensors& inputs);
+
 }  // namespace regrad::detail

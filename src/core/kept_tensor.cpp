@@ -2,6 +2,7 @@
 
 #include <mutex>
 
+#include <ATen/Functions.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/COW.h>
 
@@ -19,7 +20,7 @@ std::mutex conversion_mutex;
 
 bool can_be_copy_on_write(const at::Tensor& tensor) {
   if (tensor.layout() != at::kStrided || tensor.is_quantized() || !(tensor.is_cpu() || tensor.is_cuda()) ||
-      !tensor.has_storage() || tensor.key_set().has(c10::DispatchKey::Python)) {
+      !tensor.has_storage() || tensor.is_conj() || tensor.is_neg() || tensor.key_set().has(c10::DispatchKey::Python)) {
     return false;
   }
   const c10::StorageImpl& storage = *tensor.storage().unsafeGetStorageImpl();
@@ -27,10 +28,22 @@ bool can_be_copy_on_write(const at::Tensor& tensor) {
 }
 
 at::Tensor copy_on_write_alias(const at::Tensor& tensor) {
+  if (!tensor.defined()) return tensor;
   const c10::NoGradGuard no_grad;
   if (!can_be_copy_on_write(tensor)) return tensor.detach();
   const std::lock_guard<std::mutex> lock(conversion_mutex);
   return tensor._lazy_clone();
+}
+
+at::Tensor copy_with_storage(const at::Tensor& tensor) {
+  const c10::NoGradGuard no_grad;
+  if (!tensor.has_storage()) return tensor.detach().clone();
+  const auto bytes = static_cast<int64_t>(tensor.storage().nbytes());
+  const at::Tensor copy =
+      at::empty({0}, tensor.options().dtype(at::kByte)).set_(tensor.storage(), 0, {bytes}, {1}).clone();
+  at::Tensor result = tensor.detach();
+  result.unsafeGetTensorImpl()->set_storage_keep_dtype(copy.storage());
+  return result;
 }
 
 KeptTensor::KeptTensor(const at::Tensor& tensor) {

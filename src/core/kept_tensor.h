@@ -1,17 +1,22 @@
 #pragma once
 
+#include <cstdint>
 #include <string>
 
 #include <ATen/core/Tensor.h>
 
 namespace regrad::detail {
 
-/// Whether a copy-on-write alias of `tensor` can be made: plain strided CPU or CUDA memory that Torch allocated.
+/// Whether a copy-on-write alias of `tensor` can be made: plain strided CPU or CUDA memory that Torch allocated,
+/// no lazy conjugate or negative.
 bool can_be_copy_on_write(const at::Tensor& tensor);
 
 /// An alias without history. It shares memory until somebody writes to either side, where that is possible
-/// (can_be_copy_on_write), and plainly shares memory elsewhere. 0.2 microseconds, no bytes.
+/// (can_be_copy_on_write), and plainly shares memory elsewhere. 0.2 microseconds, no bytes. Undefined for undefined.
 at::Tensor copy_on_write_alias(const at::Tensor& tensor);
+
+/// An alias without history on a copy of the whole storage: the same sizes, strides, offset and version counter.
+at::Tensor copy_with_storage(const at::Tensor& tensor);
 
 /// A tensor kept from forward to backward, with its values of then. May be undefined.
 ///

@@ -7,7 +7,6 @@
 #include <unordered_map>
 
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <c10/core/GradMode.h>
 
 #include "core/kept_tensor.h"
 
@@ -25,8 +24,6 @@ thread_local OperatorObserver* innermost = nullptr;
 /// Which arguments an operator writes to.
 struct WrittenArguments {
   std::vector<size_t> always;
-  /// Whether the operator also returns something else, which may depend on what the written arguments held.
-  bool returns_more = false;
   /// Running statistics, which the schemas of normalisation layers do not mark as written. They are when the
   /// argument at `training` is true.
   std::vector<size_t> statistics;
@@ -46,10 +43,6 @@ WrittenArguments written_arguments_of(const c10::FunctionSchema& schema) {
       result.training = i;
     }
   }
-  const auto& returns = schema.returns();
-  result.returns_more = std::any_of(returns.begin(), returns.end(), [](const c10::Argument& value) {
-    return value.alias_info() == nullptr || !value.alias_info()->isWrite();
-  });
   return result;
 }
 
@@ -100,14 +93,26 @@ void OperatorObserver::rethrow_failure() const {
   if (failure_ != nullptr) std::rethrow_exception(failure_);
 }
 
+void OperatorObserver::see_results(const Tensors& outputs) {
+  for (const at::Tensor& output : outputs) {
+    if (output.defined()) read_.insert(memory_of(output));
+  }
+}
+
+OperatorObserver::Outside OperatorObserver::outside(const at::Tensor& tensor) {
+  Outside result{WeakTensor(tensor.getIntrusivePtr()), std::nullopt};
+  if (tensor.has_storage()) result.storage = tensor.storage().getWeakStorageImpl();
+  return result;
+}
+
 bool OperatorObserver::only_updated(const at::Tensor& tensor) const {
   return written_.contains(memory_of(tensor)) && !read_.contains(memory_of(tensor));
 }
 
 void OperatorObserver::on_start(const at::RecordFunction& op) {
-  if (depth_++ > 0) return;
   const auto name = op.operator_name();
-  if (!name.has_value()) return;
+  if (!name.has_value()) return;  // a scope that the user marks, not an operator
+  if (depth_++ > 0) return;
   const at::DisableRecordFunctionGuard not_our_own;
   try {
     const WrittenArguments& written = written_arguments(op, *name);
@@ -118,10 +123,9 @@ void OperatorObserver::on_start(const at::RecordFunction& op) {
       return std::find(list.begin(), list.end(), i) != list.end();
     };
     for (size_t i = 0; i < inputs.size(); ++i) {
-      const bool is_written = contains(written.always, i);
       // In training, the result of a normalisation depends on the batch alone.
-      const bool is_updated = is_written || (training && contains(written.statistics, i));
-      see_input(inputs[i], is_updated, /*is_read=*/!is_updated || (is_written && written.returns_more));
+      const bool is_statistic = training && contains(written.statistics, i);
+      see_input(inputs[i], is_statistic || contains(written.always, i), /*is_read=*/!is_statistic);
     }
   } catch (...) {
     failure_ = std::current_exception();
@@ -129,7 +133,7 @@ void OperatorObserver::on_start(const at::RecordFunction& op) {
 }
 
 void OperatorObserver::on_end(const at::RecordFunction& op) {
-  if (depth_ == 0 || --depth_ > 0) return;
+  if (!op.operator_name().has_value() || depth_ == 0 || --depth_ > 0) return;
   for (const c10::IValue& value : op.outputs()) see_output(value);
 }
 
@@ -153,13 +157,14 @@ void OperatorObserver::see_tensor(const at::Tensor& tensor, bool is_written, boo
     made_.insert(memory);
     return;
   }
-  const bool is_new = outside_.insert(memory).second;
+  const auto [found, is_new] = outside_.try_emplace(memory, outside(tensor));
   if (is_read) read_.insert(memory);
   if (is_written) {
+    const at::Tensor first = lock(found->second.tensor);
+    const at::Tensor& owner = first.defined() ? first : tensor;
     if (written_.insert(memory).second) {
-      const c10::NoGradGuard no_grad;
-      at::Tensor before = can_be_copy_on_write(tensor) ? copy_on_write_alias(tensor) : tensor.detach().clone();
-      writes.push_back({WeakTensor(tensor.getIntrusivePtr()), std::move(before)});
+      at::Tensor before = can_be_copy_on_write(owner) ? copy_on_write_alias(owner) : copy_with_storage(owner);
+      writes.push_back({WeakTensor(owner.getIntrusivePtr()), std::move(before)});
     }
     return;
   }

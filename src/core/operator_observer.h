@@ -2,6 +2,8 @@
 
 #include <cstdint>
 #include <exception>
+#include <optional>
+#include <unordered_map>
 #include <unordered_set>
 #include <vector>
 
@@ -52,8 +54,12 @@ class OperatorObserver {
   /// Generators passed to operators, as they were before.
   GeneratorStates generators;
 
-  /// Whether every operator that was given the tensor's memory only updated it: nothing else can depend on its value.
+  /// Whether every operator that was given the tensor's memory only updated it as running statistics, on which no
+  /// result in training depends.
   bool only_updated(const at::Tensor& tensor) const;
+
+  /// To be told what the function returned, which counts as read.
+  void see_results(const Tensors& outputs);
 
   /// For the callbacks.
   void on_start(const at::RecordFunction& op);
@@ -61,15 +67,23 @@ class OperatorObserver {
   OperatorObserver* outer() const { return outer_; }
 
  private:
+  /// Memory from outside, and the first tensor on it that was seen: later ones may be passing views of it. Holding it
+  /// weakly keeps its address from being used again.
+  struct Outside {
+    WeakTensor tensor;
+    std::optional<c10::weak_intrusive_ptr<c10::StorageImpl>> storage;
+  };
+
+  static Outside outside(const at::Tensor& tensor);
   void see_input(const c10::IValue& value, bool is_written, bool is_read);
   void see_tensor(const at::Tensor& tensor, bool is_written, bool is_read);
   void see_output(const c10::IValue& value);
   bool has_history_from_here(const at::Tensor& tensor) const;
 
   NodeOrigin origin_;
-  /// Memory that the function made, and memory from outside, by address.
+  /// By address. What the function made, and what is from outside.
   std::unordered_set<const void*> made_;
-  std::unordered_set<const void*> outside_;
+  std::unordered_map<const void*, Outside> outside_;
   std::unordered_set<const void*> written_;
   std::unordered_set<const void*> read_;
   /// Operators call operators; only the outermost count.

@@ -72,10 +72,9 @@ Tensors run_function(const Function& function, Tensors& arguments, const std::fu
   }
   reset();
   for (at::Tensor& argument : arguments) {
-    if (!argument.defined()) continue;
+    if (!argument.defined() || !can_be_copy_on_write(argument)) continue;
     const Edge edge = gradient_edge(argument);
-    const c10::NoGradGuard no_grad;
-    argument = argument.detach().clone();
+    argument = copy_with_storage(argument);
     if (edge.is_valid()) torch::autograd::impl::set_gradient_edge(argument, edge);
   }
   return function.run(arguments);
@@ -84,12 +83,23 @@ Tensors run_function(const Function& function, Tensors& arguments, const std::fu
 /// The argument in whose memory an output lies, if any.
 std::optional<size_t> find_shared(const at::Tensor& output, const Tensors& arguments) {
   for (size_t i = 0; i < arguments.size(); ++i) {
+    if (output.is_same(arguments[i])) return i;
+  }
+  for (size_t i = 0; i < arguments.size(); ++i) {
     const at::Tensor& argument = arguments[i];
     if (!argument.defined()) continue;
-    if (output.is_same(argument)) return i;
     if (output.has_storage() && argument.has_storage() && output.is_alias_of(argument)) return i;
   }
   return std::nullopt;
+}
+
+/// A result without gradient that lies in an argument's memory, as a view of the caller's tensor, as in plain.
+at::Tensor view_of_input(const at::Tensor& output, const at::Tensor& input) {
+  const bool same_elements = output.scalar_type() == input.scalar_type() && !output.is_conj() && !output.is_neg() &&
+                             !input.is_conj() && !input.is_neg() && input.layout() == at::kStrided;
+  if (!same_elements) return in_memory_of(output, input);
+  const at::Tensor base = input.requires_grad() ? input.detach() : input;
+  return base.as_strided(output.sizes(), output.strides(), output.storage_offset());
 }
 
 std::unordered_set<const Node*> node_set(const std::vector<Owned<PrivateNode>>& nodes) {
@@ -135,6 +145,7 @@ FirstRun Replay::first_run(std::shared_ptr<const Function> function, const Tenso
       }
     });
     observer.rethrow_failure();
+    observer.see_results(result.outputs);
     replay->generators_.add(observer.generators);
     replay->generators_.keep_advanced();
     replay->state_.finish(observer, replay->function_->name);
@@ -166,7 +177,7 @@ FirstRun Replay::first_run(std::shared_ptr<const Function> function, const Tenso
       continue;
     }
     if (!output.requires_grad()) {
-      if (shared.has_value()) output = in_memory_of(output, inputs[*shared]);
+      if (shared.has_value()) output = view_of_input(output, inputs[*shared]);
       continue;
     }
     const Edge root = gradient_edge(output);
@@ -370,7 +381,6 @@ void Replay::check_outputs(const Tensors& outputs) const {
                                  "it reads has changed, or it is not a function of its inputs: pass what changes as an "
                                  "input, and guard side effects with is_recomputing().");
   }
-  if (check_ == OutputCheck::none) return;
   // Rebuilt inputs differ by rounding, which depth and half precision amplify: this is no measure of that, but tells
   // when function or input are another. Where the function is small beside the streams, a rebuilt zero for one,
   // these are the measure.

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include <ATen/Functions.h>
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -17,13 +16,6 @@ namespace {
 /// Whether `tensor` still shares memory with the alias taken before.
 bool unchanged(const at::Tensor& tensor, const at::Tensor& before) {
   return tensor.storage().data() == before.storage().data();
-}
-
-/// All bytes of a storage, in new memory.
-at::Tensor copy_storage(const at::Tensor& tensor) {
-  const c10::NoGradGuard no_grad;
-  const auto bytes = static_cast<int64_t>(tensor.storage().nbytes());
-  return at::empty({0}, tensor.options().dtype(at::kByte)).set_(tensor.storage(), 0, {bytes}, {1}).clone();
 }
 
 /// A buffer can only be given earlier bytes while it is what it was.
@@ -97,6 +89,8 @@ bool State::Substitutes::contain(const at::Tensor& tensor) const {
 void State::Substitutes::add(const at::Tensor& tensor, c10::DataPtr memory) {
   const c10::NoGradGuard no_grad;
   const int64_t version = tensor.is_inference() ? 0 : static_cast<int64_t>(tensor._version());
+  // An exchange would copy memory that is shared copy-on-write, and must not fail.
+  tensor.storage().unsafeGetStorageImpl()->mutable_data();
   substitutes_.push_back({tensor.detach(), std::move(memory), version});
 }
 
@@ -138,7 +132,7 @@ void State::Scope::substitute(const at::Tensor& tensor, const at::Tensor& before
   if (before.defined() && unchanged(tensor, before)) return;
   if (before.defined()) check_same_kind(tensor, before, function_name);
   if (substitutes_.contain(tensor)) return;
-  at::Tensor copy = copy_storage(before.defined() ? before : tensor);
+  at::Tensor copy = copy_with_storage(before.defined() ? before : tensor);
   substitutes_.add(tensor, copy.storage().unsafeGetStorageImpl()->set_data_ptr(c10::DataPtr()));
 }
 

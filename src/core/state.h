@@ -15,8 +15,8 @@ namespace regrad::detail {
 /// What a function keeps between calls, as its first run found it: registered buffers, tensors from outside that it
 /// wrote in place, and the training modes of its modules.
 ///
-/// Values are held as copy-on-write aliases: no bytes for what stays unchanged. What the function only updates, as
-/// batch norm does its running statistics in training, cannot change its result: of that, no value is held.
+/// Values are held as copy-on-write aliases: no bytes for what stays unchanged. Of running
+/// statistics in training, on which no result depends, no value is held.
 class State {
  public:
   State() = default;

@@ -52,13 +52,13 @@ std::shared_ptr<TaskStore> TaskStore::current() {
   return store;
 }
 
-void TaskStore::erase(const void* key) {
-  std::shared_ptr<void> dropped;
+std::shared_ptr<void> TaskStore::take(const void* key) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (const auto found = objects_.find(key); found != objects_.end()) {
-    dropped = std::move(found->second);
-    objects_.erase(found);
-  }
+  const auto found = objects_.find(key);
+  if (found == objects_.end()) return nullptr;
+  std::shared_ptr<void> object = std::move(found->second);
+  objects_.erase(found);
+  return object;
 }
 
 void TaskStore::clear() {

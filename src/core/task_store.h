@@ -25,7 +25,8 @@ class TaskStore {
     return std::static_pointer_cast<T>(slot);
   }
 
-  void erase(const void* key);
+  /// Takes the object under `key` out, null where there is none.
+  std::shared_ptr<void> take(const void* key);
 
   /// For the pass itself.
   void clear();

@@ -5,6 +5,7 @@
 #include <torch/csrc/autograd/saved_variable.h>
 
 #include "core/environment.h"
+#include "core/input_guard.h"
 #include "core/kept_tensor.h"
 #include "core/replay.h"
 #include "core/supported.h"
@@ -93,12 +94,12 @@ class CustomGradientNode : public torch::autograd::Node {
 }  // namespace
 
 Tensors apply_custom_gradient(Function function, const Tensors& inputs, const CustomGradient& gradient) {
-  if (!c10::GradMode::is_enabled()) return function.run(inputs);
+  if (!c10::GradMode::is_enabled()) return run_plainly(function, inputs);
   check_supported(inputs, function.name);
   const std::string name = function.name;
 
   Tensors arguments;
-  for (const at::Tensor& input : inputs) arguments.push_back(input.defined() ? copy_on_write_alias(input) : input);
+  for (const at::Tensor& input : inputs) arguments.push_back(copy_on_write_alias(input));
   FirstRun run = Replay::first_run(std::make_shared<Function>(std::move(function)), inputs, std::move(arguments), Environment::capture(),
                                    OutputCheck::none);
   if (run.differentiable.empty()) return std::move(run.outputs);

@@ -83,12 +83,7 @@ std::vector<edge_list> make_nodes(const FirstRun& run, const std::shared_ptr<Rec
 }  // namespace
 
 Tensors recompute(Function function, const Tensors& inputs, const RecomputeOptions& options) {
-  if (!c10::GradMode::is_enabled()) {
-    const InputGuard guard(inputs);
-    Tensors outputs = function.run(inputs);
-    guard.check(function.name);
-    return outputs;
-  }
+  if (!c10::GradMode::is_enabled()) return run_plainly(function, inputs);
   check_supported(inputs, function.name);
 
   auto call = std::make_shared<RecomputedCall>();
@@ -97,7 +92,7 @@ Tensors recompute(Function function, const Tensors& inputs, const RecomputeOptio
   call->tie_gradients = options.tupleize_grads && lazy;
   Tensors arguments;
   for (const at::Tensor& input : inputs) {
-    arguments.push_back(input.defined() ? copy_on_write_alias(input) : input);
+    arguments.push_back(copy_on_write_alias(input));
     call->inputs.emplace_back(input);
     call->input_edges.push_back(gradient_edge(input));
   }

@@ -46,7 +46,7 @@ std::shared_ptr<Replay::Rerun> run_again(const RecomputedCall& call, bool create
   Tensors arguments;
   for (size_t i = 0; i < call.inputs.size(); ++i) {
     const at::Tensor input = call.inputs[i].get(name + ": its input " + std::to_string(i) + ",");
-    arguments.push_back(input.defined() ? copy_on_write_alias(input) : input);
+    arguments.push_back(copy_on_write_alias(input));
   }
   if (call.data_dependency) add_data_dependency(arguments, gradients);
   auto rerun = std::make_shared<Replay::Rerun>(

@@ -56,7 +56,7 @@ at::Tensor BlockCall::first_step(const std::shared_ptr<BlockCall>& call,
   Tensors arguments{step == 0 ? copy_on_write_alias(b) : own_alias(b)};
   for (const at::Tensor& tensor : side) {
     inputs.push_back(tensor);
-    arguments.push_back(tensor.defined() ? copy_on_write_alias(tensor) : tensor);
+    arguments.push_back(copy_on_write_alias(tensor));
   }
   FirstRun run =
       Replay::first_run(function, inputs, std::move(arguments), environment, call->output_check(), a);
@@ -89,13 +89,14 @@ void BlockCall::release(size_t step) {
   // Dropped after the lock: what functions captured may run code of its own when it goes.
   std::vector<std::shared_ptr<const Replay>> dropped_replays;
   std::vector<KeptTensor> dropped_tensors;
+  std::shared_ptr<void> dropped_pass;
   const std::lock_guard<std::mutex> lock(mutex_);
   if (steps_[step].node == nullptr) return;
   steps_[step].node = nullptr;
   while (unreleased_ > 0 && steps_[unreleased_ - 1].node == nullptr) --unreleased_;
   drop_streams(dropped_tensors);
   if (unreleased_ > 0) return;
-  if (const auto store = TaskStore::find_current()) store->erase(this);
+  if (const auto store = TaskStore::find_current()) dropped_pass = store->take(this);
   for (Step& s : steps_) dropped_replays.push_back(std::exchange(s.replay, nullptr));
   for (auto& side : side_) {
     for (KeptTensor& tensor : side) dropped_tensors.push_back(std::exchange(tensor, KeptTensor()));
@@ -123,7 +124,7 @@ Tensors BlockCall::arguments(size_t step, const at::Tensor& stream) const {
   }
   for (size_t i = 0; i < side.size(); ++i) {
     const at::Tensor tensor = side[i].get(function_name + ": its side input " + std::to_string(i) + ",");
-    result.push_back(tensor.defined() ? copy_on_write_alias(tensor) : tensor);
+    result.push_back(copy_on_write_alias(tensor));
   }
   return result;
 }

@@ -135,6 +135,9 @@ class HalfStepNode : public torch::autograd::Node {
   HalfStepNode(std::shared_ptr<BlockCall> call, size_t step, std::string function_name,
                torch::autograd::edge_list edges);
 
+  /// A node may die without release_variables; the call must not hold its address then.
+  ~HalfStepNode() override { call_->release(step_); }
+
   std::string name() const override;
   void release_variables() override;
 
