@@ -46,6 +46,11 @@ at::Tensor copy_with_storage(const at::Tensor& tensor) {
   return result;
 }
 
+at::Tensor snapshot(const at::Tensor& tensor) {
+  const bool is_small = tensor.is_cpu() && tensor.has_storage() && tensor.storage().nbytes() <= 4096;
+  return can_be_copy_on_write(tensor) && !is_small ? copy_on_write_alias(tensor) : copy_with_storage(tensor);
+}
+
 KeptTensor::KeptTensor(const at::Tensor& tensor) {
   if (!tensor.defined()) return;
   alias_ = copy_on_write_alias(tensor);

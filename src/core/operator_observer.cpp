@@ -163,8 +163,7 @@ void OperatorObserver::see_tensor(const at::Tensor& tensor, bool is_written, boo
     const at::Tensor first = lock(found->second.tensor);
     const at::Tensor& owner = first.defined() ? first : tensor;
     if (written_.insert(memory).second) {
-      at::Tensor before = can_be_copy_on_write(owner) ? copy_on_write_alias(owner) : copy_with_storage(owner);
-      writes.push_back({WeakTensor(owner.getIntrusivePtr()), std::move(before)});
+      writes.push_back({WeakTensor(owner.getIntrusivePtr()), snapshot(owner)});
     }
     return;
   }

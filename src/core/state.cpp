@@ -36,7 +36,7 @@ State::State(const Owner* owner) {
   for (const at::Tensor& buffer : owner->buffers()) {
     if (!buffer.defined() || !can_be_copy_on_write(buffer)) continue;
     buffers_.push_back(buffer);
-    buffers_before_.push_back(copy_on_write_alias(buffer));
+    buffers_before_.push_back(snapshot(buffer));
   }
 }
 

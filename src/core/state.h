@@ -15,7 +15,7 @@ namespace regrad::detail {
 /// What a function keeps between calls, as its first run found it: registered buffers, tensors from outside that it
 /// wrote in place, and the training modes of its modules.
 ///
-/// Values are held as copy-on-write aliases: no bytes for what stays unchanged. Of running
+/// Values are held as copy-on-write aliases: no bytes for what stays unchanged. Small ones are copied. Of running
 /// statistics in training, on which no result depends, no value is held.
 class State {
  public:
