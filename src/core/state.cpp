@@ -13,7 +13,7 @@ namespace regrad::detail {
 
 namespace {
 
-/// Whether `tensor` still shares memory with the alias taken before.
+/// Whether `tensor` still shares memory with its snapshot. With a copy it never does: that is then swapped in all the same.
 bool unchanged(const at::Tensor& tensor, const at::Tensor& before) {
   return tensor.storage().data() == before.storage().data();
 }
