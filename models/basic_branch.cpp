@@ -16,11 +16,11 @@ void truncated_normal_(torch::Tensor weight, double std) {
   }
 }
 
+}  // namespace
+
 torch::nn::BatchNorm2d batch_norm(int64_t channels, double eps) {
   return torch::nn::BatchNorm2d(torch::nn::BatchNorm2dOptions(channels).eps(eps));
 }
-
-}  // namespace
 
 torch::nn::Conv2d conv3x3(int64_t in_channels, int64_t out_channels, int64_t stride) {
   torch::nn::Conv2d conv(torch::nn::Conv2dOptions(in_channels, out_channels, 3).stride(stride).padding(1).bias(false));

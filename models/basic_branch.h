@@ -14,6 +14,8 @@ namespace regrad::models {
 /// sqrt(2 / (9 out_channels)), truncated at two standard deviations.
 torch::nn::Conv2d conv3x3(int64_t in_channels, int64_t out_channels, int64_t stride);
 
+torch::nn::BatchNorm2d batch_norm(int64_t channels, double eps);
+
 /// What a BasicBranch is made of.
 struct BasicBranchOptions {
   BasicBranchOptions(int64_t in_channels, int64_t out_channels)

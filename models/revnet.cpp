@@ -29,10 +29,6 @@ void check(const RevNetOptions& options) {
                     " input channels and ", options.num_classes(), " classes, but at least one of each is needed");
 }
 
-torch::nn::BatchNorm2d batch_norm(int64_t channels) {
-  return torch::nn::BatchNorm2d(torch::nn::BatchNorm2dOptions(channels).eps(norm_eps));
-}
-
 }  // namespace
 
 TransitionUnitImpl::TransitionUnitImpl(int64_t in_channels, int64_t out_channels, int64_t stride, bool preactivation)
@@ -63,11 +59,11 @@ RevNetImpl::RevNetImpl(const RevNetOptions& options) {
   check(options);
   const auto& filters = options.filters();
   init_conv_ = register_module("init_conv", conv3x3(options.in_channels(), filters.front(), 1));
-  init_norm_ = register_module("init_norm", batch_norm(filters.front()));
+  init_norm_ = register_module("init_norm", batch_norm(filters.front(), norm_eps));
   for (int64_t i = 0; i < static_cast<int64_t>(options.units().size()); ++i) {
     stages_.push_back(make_stage(i, options));
   }
-  final_norm_ = register_module("final_norm", batch_norm(filters.back()));
+  final_norm_ = register_module("final_norm", batch_norm(filters.back(), norm_eps));
   classifier_ = register_module("classifier", torch::nn::Linear(filters.back(), options.num_classes()));
 }
 

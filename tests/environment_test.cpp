@@ -1,27 +1,13 @@
 // Contract clause 6: autocast, grad mode, inference mode and callbacks in a replay are those of the first run.
 
-#include <ATen/autocast_mode.h>
-
 #include "regrad/regrad.h"
+#include "support/autocast.h"
 #include "support/compare.h"
 
 using namespace regrad::testing;
 using regrad::recompute_grad;
 
 namespace {
-
-class Autocast {
- public:
-  Autocast() {
-    at::autocast::set_autocast_enabled(at::kCPU, true);
-    at::autocast::set_autocast_dtype(at::kCPU, at::kBFloat16);
-    at::autocast::increment_nesting();
-  }
-  ~Autocast() {
-    if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
-    at::autocast::set_autocast_enabled(at::kCPU, false);
-  }
-};
 
 using Map = std::function<torch::Tensor(torch::Tensor)>;
 /// Leaves a function as it is, or recomputes it.

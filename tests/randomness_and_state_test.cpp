@@ -3,6 +3,7 @@
 #include <ATen/autocast_mode.h>
 
 #include "regrad/regrad.h"
+#include "support/autocast.h"
 #include "support/compare.h"
 #include "support/plain_block.h"
 
@@ -331,18 +332,6 @@ TEST(RandomnessAndState, C13_BackwardLeavesBuffersAndTheirVersionsAlone) {
 }
 
 // --- C14
-
-struct Autocast {
-  Autocast() {
-    at::autocast::set_autocast_enabled(at::kCPU, true);
-    at::autocast::set_autocast_dtype(at::kCPU, at::kBFloat16);
-    at::autocast::increment_nesting();
-  }
-  ~Autocast() {
-    if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
-    at::autocast::set_autocast_enabled(at::kCPU, false);
-  }
-};
 
 TEST(RandomnessAndState, C14_ForwardUnderAutocastBackwardOutside) {
   torch::manual_seed(1);

@@ -11,6 +11,19 @@
 
 namespace regrad::app {
 
+namespace {
+
+/// "conv 16, transformer 8, ..."
+std::string default_batches() {
+  std::string text;
+  for (const std::string& name : workload_names()) {
+    text += (text.empty() ? "" : ", ") + name + " " + std::to_string(default_batch(name));
+  }
+  return text;
+}
+
+}  // namespace
+
 void add_bench_command(CLI::App& app, Command& command) {
   const auto options = std::make_shared<BenchOptions>();
   const auto memory = std::make_shared<std::vector<std::string>>();
@@ -32,8 +45,7 @@ void add_bench_command(CLI::App& app, Command& command) {
       ->check(memory_validator())
       ->capture_default_str();
   bench_app->option_defaults()->take_last();
-  bench_app->add_option("--batch", options->batch, "Default: conv 16, transformer 8, mlp 4096, tiny 1")
-      ->check(positive);
+  bench_app->add_option("--batch", options->batch, "Default: " + default_batches())->check(positive);
   bench_app->add_option("--threads", options->threads, "Of Torch")->check(CLI::Range(1, 1024))->capture_default_str();
   bench_app
       ->add_option("--rounds", options->rounds,

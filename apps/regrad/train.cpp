@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <fstream>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -112,8 +113,8 @@ struct StrategyCost {
 };
 
 /// What a step takes under the run's own strategy, store and recompute: the second step of a new network for each, on
-/// the same batch. The trained network has no part in it.
-std::vector<StrategyCost> compare_strategies(const TrainOptions& options, const models::FashionMnist& data) {
+/// the same batch. The trained network has no part in it. Nothing when interrupted.
+std::optional<std::vector<StrategyCost>> compare_strategies(const TrainOptions& options, const models::FashionMnist& data) {
   std::vector<Memory> strategies{options.memory};
   for (const Memory& other : {Memory::store(), Memory::recompute()}) {
     if (other != options.memory) strategies.push_back(other);
@@ -122,6 +123,7 @@ std::vector<StrategyCost> compare_strategies(const TrainOptions& options, const 
   const torch::Tensor labels = data.train.labels.narrow(0, 0, options.batch);
   std::vector<StrategyCost> costs;
   for (const Memory& memory : strategies) {
+    if (InterruptGuard::requested()) return std::nullopt;
     Trainer trainer(memory);
     trainer.step(images, labels, /*learning_rate=*/0);
     const StepFigures figures = trainer.step(images, labels, /*learning_rate=*/0);
@@ -187,9 +189,10 @@ int train(const TrainOptions& options) {
 
   const std::optional<double> accuracy = test_accuracy(trainer, data);
   if (!accuracy) return say_interrupted(log, steps_made, steps, checkpoint);
-  const std::vector<StrategyCost> costs = compare_strategies(options, data);
-  log.write(result_record(costs, *accuracy));
-  print_results(costs, *accuracy, options);
+  const auto costs = compare_strategies(options, data);
+  if (!costs) return say_interrupted(log, steps_made, steps, checkpoint);
+  log.write(result_record(*costs, *accuracy));
+  print_results(*costs, *accuracy, options);
   return 0;
 }
 

@@ -1,7 +1,6 @@
 #include "apps/regrad/workloads.h"
 
-#include <map>
-#include <utility>
+#include <algorithm>
 
 #include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/linear.h>
@@ -87,6 +86,7 @@ class TinyBranch : public Branch {
 };
 
 struct Kind {
+  std::string name;
   std::vector<int64_t> stream;  // its first size is the default batch
   std::shared_ptr<Branch> (*make_f)();
   std::shared_ptr<Branch> (*make_g)();
@@ -97,14 +97,18 @@ std::shared_ptr<Branch> make_branch() {
   return std::make_shared<B>(args...);
 }
 
-const std::map<std::string, Kind>& kinds() {
-  static const std::map<std::string, Kind> kinds{
-      {"conv", {{16, 32, 32, 32}, make_branch<ConvBranch, 32>, make_branch<ConvBranch, 32>}},
-      {"transformer", {{8, 256, 256}, make_branch<AttentionBranch, 256, 4>, make_branch<FeedForwardBranch, 256>}},
-      {"mlp", {{4096, 256}, make_branch<TanhBranch, 256>, make_branch<TanhBranch, 256>}},
-      {"tiny", {{1, 8}, make_branch<TinyBranch>, make_branch<TinyBranch>}},
+const std::vector<Kind>& kinds() {
+  static const std::vector<Kind> kinds{
+      {"conv", {16, 32, 32, 32}, make_branch<ConvBranch, 32>, make_branch<ConvBranch, 32>},
+      {"transformer", {8, 256, 256}, make_branch<AttentionBranch, 256, 4>, make_branch<FeedForwardBranch, 256>},
+      {"mlp", {4096, 256}, make_branch<TanhBranch, 256>, make_branch<TanhBranch, 256>},
+      {"tiny", {1, 8}, make_branch<TinyBranch>, make_branch<TinyBranch>},
   };
   return kinds;
+}
+
+const Kind& find_kind(const std::string& name) {
+  return *std::find_if(kinds().begin(), kinds().end(), [&](const Kind& kind) { return kind.name == name; });
 }
 
 }  // namespace
@@ -119,13 +123,16 @@ std::vector<torch::Tensor> Workload::leaves() const {
   return leaves;
 }
 
-const std::vector<std::string>& workload_names() {
-  static const std::vector<std::string> names{"conv", "transformer", "mlp", "tiny"};
+std::vector<std::string> workload_names() {
+  std::vector<std::string> names;
+  for (const Kind& kind : kinds()) names.push_back(kind.name);
   return names;
 }
 
+int64_t default_batch(const std::string& name) { return find_kind(name).stream.front(); }
+
 Workload make_workload(const std::string& name, int64_t layers, int64_t batch) {
-  const Kind& kind = kinds().at(name);
+  const Kind& kind = find_kind(name);
   std::vector<int64_t> stream = kind.stream;
   if (batch > 0) stream.front() = batch;
 

@@ -44,7 +44,10 @@ struct Workload {
 /// | transformer | LayerNorm, self-attention of 4 heads; LayerNorm, MLP of 4x, GELU  | (8, 256, 256)         |
 /// | mlp         | Linear, Tanh, both                                                | (4096, 256)           |
 /// | tiny        | multiplication by a small number, both: next to no work           | (1, 8)                |
-const std::vector<std::string>& workload_names();
+std::vector<std::string> workload_names();
+
+/// name: one of workload_names().
+int64_t default_batch(const std::string& name);
 
 /// Every leaf has a gradient of zeros already. layers, batch >= 1; batch 0 means the default.
 Workload make_workload(const std::string& name, int64_t layers, int64_t batch);

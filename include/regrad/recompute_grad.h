@@ -35,29 +35,10 @@ REGRAD_EXPORT Tensors recompute(Function function, const Tensors& inputs, const 
 
 }  // namespace detail
 
-/// What recompute_grad returns: call it like the function itself.
-template <class F>
-class RecomputedFunction {
- public:
-  RecomputedFunction(F function, RecomputeOptions options)
-      : function_(std::make_shared<F>(std::move(function))), options_(options) {}
-
-  template <class... Args>
-  auto operator()(Args&&... args) const {
-    return detail::call_flat(function_, "a function under recompute_grad", [this](detail::Function function, const detail::Tensors& inputs) {
-      return detail::recompute(std::move(function), inputs, options_);
-    }, std::forward<Args>(args)...);
-  }
-
- private:
-  std::shared_ptr<F> function_;
-  RecomputeOptions options_;
-};
-
 /// A function like `function` whose activations are dropped after forward and rebuilt in backward by running it again
 /// (Chen et al. 2016, arXiv 1604.06174).
 ///
-/// function: a callable or a torch::nn module. Arguments: tensors, vectors of tensors, optional and undefined tensors;
+/// function: a callable or a torch::nn module, kept by the result, which is called like it. Arguments: tensors, vectors of tensors, optional and undefined tensors;
 /// anything else is passed by value. Result: a tensor, a vector of tensors, or a tuple or pair of these; other
 /// elements of a tuple are passed on. A last parameter of type Pass tells the two runs apart; so does
 /// is_recomputing(). Tensors that the function captures get their gradient, and parameters it uses as well.
@@ -75,7 +56,12 @@ class RecomputedFunction {
 /// when the second run would not be the first. What the function throws passes through.
 template <class F>
 auto recompute_grad(F&& function, RecomputeOptions options = {}) {
-  return RecomputedFunction<std::decay_t<F>>(std::forward<F>(function), options);
+  return [function = std::make_shared<std::decay_t<F>>(std::forward<F>(function)), options](auto&&... args) {
+    const auto run = [&](detail::Function flat, const detail::Tensors& inputs) {
+      return detail::recompute(std::move(flat), inputs, options);
+    };
+    return detail::call_flat(function, "a function under recompute_grad", run, std::forward<decltype(args)>(args)...);
+  };
 }
 
 }  // namespace regrad

@@ -138,6 +138,7 @@ class REGRAD_EXPORT Residual {
 
   template <class F>
   void bind(std::shared_ptr<F> f) {
+    using detail::current_pass;
     using detail::returns_tensor;
     using detail::SideTensors;
     if constexpr (returns_tensor<F, const at::Tensor&>) {
@@ -152,8 +153,6 @@ class REGRAD_EXPORT Residual {
       call_ = [f](const at::Tensor& x, const SideTensors& side) -> at::Tensor { return (*f)(x, side, current_pass()); };
     }
   }
-
-  static Pass current_pass() noexcept { return is_recomputing() ? Pass::recompute : Pass::forward; }
 
   std::function<at::Tensor(const at::Tensor&, const detail::SideTensors&)> call_;
   bool takes_side_inputs_ = false;

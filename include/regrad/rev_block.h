@@ -119,7 +119,7 @@ class REGRAD_EXPORT RevBlockImpl : public torch::nn::Module {
   std::vector<Residual> g_;
   std::shared_ptr<const detail::BlockFunctions> functions_;
   Memory memory_;
-  bool reported_unregistered_ = false;
+  bool looked_for_unregistered_ = false;
   std::vector<at::Tensor> unregistered_parameters_;
 };
 

@@ -35,27 +35,6 @@ REGRAD_EXPORT Tensors apply_custom_gradient(Function function, const Tensors& in
 
 }  // namespace detail
 
-/// What with_custom_grad returns: call it like the function itself.
-template <class F>
-class CustomGradFunction {
- public:
-  CustomGradFunction(F function, CustomGradient gradient)
-      : function_(std::make_shared<F>(std::move(function))), gradient_(std::move(gradient)) {}
-
-  template <class... Args>
-  auto operator()(Args&&... args) const {
-    return detail::call_flat(function_, "a function under with_custom_grad",
-                             [this](detail::Function function, const detail::Tensors& inputs) {
-                               return detail::apply_custom_gradient(std::move(function), inputs, gradient_);
-                             },
-                             std::forward<Args>(args)...);
-  }
-
- private:
-  std::shared_ptr<F> function_;
-  CustomGradient gradient_;
-};
-
 /// A function like `function` whose gradient is what `gradient` says. Its own graph is dropped; inputs and outputs are
 /// kept until backward. The gradient function runs with grad mode on under create_graph, so second order goes through
 /// it. Time: no second run.
@@ -64,7 +43,13 @@ class CustomGradFunction {
 /// (unsupported) when the function captures a tensor that requires grad and is no leaf: pass it as an input.
 template <class F>
 auto with_custom_grad(F&& function, CustomGradient gradient) {
-  return CustomGradFunction<std::decay_t<F>>(std::forward<F>(function), std::move(gradient));
+  return [function = std::make_shared<std::decay_t<F>>(std::forward<F>(function)),
+          gradient = std::move(gradient)](auto&&... args) {
+    const auto run = [&](detail::Function flat, const detail::Tensors& inputs) {
+      return detail::apply_custom_gradient(std::move(flat), inputs, gradient);
+    };
+    return detail::call_flat(function, "a function under with_custom_grad", run, std::forward<decltype(args)>(args)...);
+  };
 }
 
 }  // namespace regrad

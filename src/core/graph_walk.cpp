@@ -88,6 +88,13 @@ class Walker {
 
 }  // namespace
 
+void append_leaves(const edge_list& edges, std::vector<at::Tensor>& leaves) {
+  for (const Edge& edge : edges) {
+    if (!edge.is_valid()) continue;
+    if (const auto* accumulator = as_accumulator(edge.function.get())) leaves.push_back(accumulator->variable);
+  }
+}
+
 GraphWalk walk_graph(const edge_list& roots, const NodeOrigin& origin, const Nodes& input_nodes, CastBoundary& casts) {
   return Walker(origin, input_nodes, casts).run(roots);
 }

@@ -63,6 +63,9 @@ struct GraphWalk {
   std::unordered_set<const torch::autograd::Node*> inputs_reached;
 };
 
+/// Adds the leaves to which `edges` lead directly.
+void append_leaves(const torch::autograd::edge_list& edges, std::vector<at::Tensor>& leaves);
+
 /// Walks a function's graph from `roots` to `input_nodes` and to the edges that leave it. Linear in the graph's size.
 GraphWalk walk_graph(const torch::autograd::edge_list& roots, const NodeOrigin& origin,
                      const std::unordered_set<const torch::autograd::Node*>& input_nodes, CastBoundary& casts);

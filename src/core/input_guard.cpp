@@ -1,18 +1,10 @@
 #include "core/input_guard.h"
 
 #include "core/describe.h"
+#include "core/tensor_stamp.h"
 #include "regrad/error.h"
 
 namespace regrad::detail {
-
-namespace {
-
-/// Inference tensors have no version.
-uint32_t version_of(const at::Tensor& tensor) {
-  return tensor.defined() && !tensor.is_inference() ? static_cast<uint32_t>(tensor._version()) : 0;
-}
-
-}  // namespace
 
 InputGuard::InputGuard(const Tensors& inputs) : inputs_(inputs) {
   versions_.reserve(inputs.size());

@@ -7,6 +7,7 @@
 #include <c10/core/impl/COW.h>
 
 #include "core/describe.h"
+#include "core/tensor_stamp.h"
 #include "regrad/error.h"
 
 namespace regrad::detail {
@@ -55,14 +56,14 @@ KeptTensor::KeptTensor(const at::Tensor& tensor) {
   if (!tensor.defined()) return;
   alias_ = copy_on_write_alias(tensor);
   shares_versions_ = !tensor.is_inference() && !alias_.is_inference() && !can_be_copy_on_write(tensor);
-  if (shares_versions_) version_ = static_cast<uint32_t>(tensor._version());
+  if (shares_versions_) version_ = version_of(tensor);
 }
 
 at::Tensor KeptTensor::get(const std::string& what) const {
-  if (shares_versions_ && static_cast<uint32_t>(alias_._version()) != version_) {
+  if (shares_versions_ && version_of(alias_) != version_) {
     throw_error(ErrorKind::tensor_modified,
                 what + " " + describe(alias_) + " was modified in place after forward: it is at version " +
-                    std::to_string(alias_._version()) + ", but its replay needs version " + std::to_string(version_) +
+                    std::to_string(version_of(alias_)) + ", but its replay needs version " + std::to_string(version_) +
                     ". Change a copy of it instead, or run backward first.");
   }
   return alias_;

@@ -168,7 +168,7 @@ void OperatorObserver::see_tensor(const at::Tensor& tensor, bool is_written, boo
     return;
   }
   if (is_new && !tensor.is_inference()) {
-    reads.push_back({WeakTensor(tensor.getIntrusivePtr()), static_cast<uint32_t>(tensor._version())});
+    reads.push_back({WeakTensor(tensor.getIntrusivePtr()), TensorStamp(tensor)});
   }
 }
 

@@ -12,6 +12,7 @@
 
 #include "core/generators.h"
 #include "core/graph_walk.h"
+#include "core/tensor_stamp.h"
 #include "regrad/detail/function.h"
 
 namespace regrad::detail {
@@ -21,10 +22,10 @@ using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensor
 /// The tensor while somebody else still owns it; undefined afterwards.
 at::Tensor lock(const WeakTensor& tensor);
 
-/// A tensor from outside that a function read, and its version then.
+/// A tensor from outside that a function read, as it was then.
 struct TensorRead {
   WeakTensor tensor;
-  uint32_t version;
+  TensorStamp then;
 };
 
 /// A tensor from outside that a function wrote in place, and its values before.

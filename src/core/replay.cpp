@@ -8,8 +8,9 @@
 #include <torch/csrc/autograd/functions/tensor.h>
 
 #include "core/describe.h"
+#include "core/edges.h"
 #include "core/input_guard.h"
-#include "core/kept_tensor.h"
+#include "core/run_function.h"
 #include "regrad/error.h"
 
 namespace regrad::detail {
@@ -22,23 +23,11 @@ using torch::autograd::Engine;
 using torch::autograd::Node;
 using torch::autograd::variable_list;
 
-Edge gradient_edge(const at::Tensor& tensor) {
-  return tensor.defined() && tensor.requires_grad() ? torch::autograd::impl::gradient_edge(tensor) : Edge();
-}
-
 at::Tensor in_memory_of(const at::Tensor& alias, const at::Tensor& owner) {
   const c10::NoGradGuard no_grad;
   at::Tensor moved = alias.detach();
   moved.unsafeGetTensorImpl()->set_storage_keep_dtype(owner.storage());
   return moved;
-}
-
-at::Tensor with_edge(const at::Tensor& tensor, const Edge& edge) {
-  if (!tensor.defined()) return tensor;
-  const c10::NoGradGuard no_grad;
-  at::Tensor alias = tensor.detach();
-  if (edge.is_valid()) torch::autograd::impl::set_gradient_edge(alias, edge);
-  return alias;
 }
 
 namespace {
@@ -58,27 +47,24 @@ class GeneratorScope {
   GeneratorStates outer_;
 };
 
-/// A kernel that asks for writable memory inside at::parallel_for is refused memory that is shared copy-on-write.
-bool is_copy_on_write_refusal(const c10::Error& error) {
-  return error.msg().find("Materializing a storage in the loop function of at::parallel_for") != std::string::npos;
-}
+/// While it lives, leaves require grad as in the first run: parameters may have been frozen since, or released.
+class RequiresGradScope {
+ public:
+  void set(const at::Tensor& tensor, bool requires_grad) {
+    if (!tensor.is_leaf() || tensor.requires_grad() == requires_grad) return;
+    tensor.unsafeGetTensorImpl()->set_requires_grad(requires_grad);
+    changed_.push_back(tensor);
+  }
+  RequiresGradScope() = default;
+  ~RequiresGradScope() {
+    for (const at::Tensor& tensor : changed_) tensor.unsafeGetTensorImpl()->set_requires_grad(!tensor.requires_grad());
+  }
+  RequiresGradScope(const RequiresGradScope&) = delete;
+  RequiresGradScope& operator=(const RequiresGradScope&) = delete;
 
-/// Runs the function; where it is refused copy-on-write memory, `reset` undoes what it did and it runs again on copies.
-Tensors run_function(const Function& function, Tensors& arguments, const std::function<void()>& reset) {
-  try {
-    return function.run(arguments);
-  } catch (const c10::Error& error) {
-    if (!is_copy_on_write_refusal(error)) throw;
-  }
-  reset();
-  for (at::Tensor& argument : arguments) {
-    if (!argument.defined() || !can_be_copy_on_write(argument)) continue;
-    const Edge edge = gradient_edge(argument);
-    argument = copy_with_storage(argument);
-    if (edge.is_valid()) torch::autograd::impl::set_gradient_edge(argument, edge);
-  }
-  return function.run(arguments);
-}
+ private:
+  Tensors changed_;
+};
 
 /// The argument in whose memory an output lies, if any.
 std::optional<size_t> find_shared(const at::Tensor& output, const Tensors& arguments) {
@@ -140,9 +126,14 @@ FirstRun Replay::first_run(std::shared_ptr<const Function> function, const Tenso
     result.outputs = run_function(*replay->function_, arguments, [&] {
       replay->generators_.restore();
       replay->state_.restore();
+      Tensors outside = replay->state_.tensors();
       for (const TensorWrite& write : observer.writes) {
-        if (const at::Tensor tensor = lock(write.tensor); tensor.defined()) tensor.detach().copy_(write.before);
+        const at::Tensor tensor = lock(write.tensor);
+        if (tensor.defined()) tensor.detach().copy_(write.before);
+        outside.push_back(tensor);
       }
+      for (const TensorRead& read : observer.reads) outside.push_back(lock(read.tensor));
+      return outside;
     });
     observer.rethrow_failure();
     observer.see_results(result.outputs);
@@ -206,7 +197,7 @@ FirstRun Replay::first_run(std::shared_ptr<const Function> function, const Tenso
   replay->differentiable_ = result.differentiable;
   const auto keep_accumulator = [&](AccumulateGrad* accumulator) {
     replay->accumulators_.push_back(accumulator->getptr());
-    replay->variables_.push_back({accumulator, static_cast<uint32_t>(accumulator->variable._version())});
+    replay->variables_.push_back({accumulator, TensorStamp(accumulator->variable)});
   };
   for (const Edge& exit : all.exits) {
     replay->exits_.emplace_back(exit);
@@ -220,12 +211,21 @@ FirstRun Replay::first_run(std::shared_ptr<const Function> function, const Tenso
 
 Tensors Replay::call(Tensors& arguments, State::Substitutes* state_left) const {
   const GeneratorScope generators(generators_);
+  RequiresGradScope requires_grad;
+  for (const Variable& v : variables_) requires_grad.set(v.accumulator->variable, v.then.requires_grad);
+  for (const TensorRead& read : reads_) {
+    if (const at::Tensor tensor = lock(read.tensor); tensor.defined()) requires_grad.set(tensor, read.then.requires_grad);
+  }
   const State::Scope state(state_, function_->owner.get(), function_->name, state_left);
   const EnvironmentScope environment(*environment_);
   const CastBoundary::Published casts(casts_);
   Tensors outputs = run_function(*function_, arguments, [&] {
     generators_.restore();
     state_.restore();
+    Tensors outside = state_.tensors();
+    for (const Variable& v : variables_) outside.push_back(v.accumulator->variable);
+    for (const TensorRead& read : reads_) outside.push_back(lock(read.tensor));
+    return outside;
   });
   if (outputs.size() != output_count_) {
     throw_error(ErrorKind::replay_differs, function_->name + " returned " + std::to_string(outputs.size()) +
@@ -238,6 +238,7 @@ Tensors Replay::call(Tensors& arguments, State::Substitutes* state_left) const {
 Replay::Rerun Replay::run_again(Tensors arguments, const edge_list& input_edges, bool create_graph) const {
   check_versions();
   Rerun rerun;
+  rerun.function_name_ = function_->name;
   rerun.create_graph_ = create_graph;
   rerun.ends_.resize(arguments.size());
   for (size_t i = 0; i < arguments.size(); ++i) {
@@ -261,7 +262,7 @@ Replay::Rerun Replay::run_again(Tensors arguments, const edge_list& input_edges,
     }
     rerun.roots_.push_back(gradient_edge(output));
   }
-  for (at::Tensor& output : outputs) rerun.outputs_.push_back(with_edge(output, Edge()));
+  for (at::Tensor& output : outputs) rerun.outputs_.push_back(without_history(output));
   outputs.clear();
 
   CastBoundary casts = casts_;
@@ -298,9 +299,36 @@ Tensors Replay::run_again_without_graph(Tensors arguments) const {
   check_versions();
   Tensors outputs = call(arguments, nullptr);
   check_outputs(outputs);
-  for (at::Tensor& output : outputs) output = with_edge(output, Edge());
+  for (at::Tensor& output : outputs) output = without_history(output);
   return outputs;
 }
+
+/// While it lives, bridges lead nowhere, so that the engine does not search what lies behind, and the function's state is
+/// what the run left of it.
+class Replay::Rerun::ProductScope {
+ public:
+  explicit ProductScope(Rerun& rerun) : rerun_(rerun) {
+    const std::lock_guard<std::mutex> lock(rerun_.products_->mutex);
+    if (rerun_.products_->count++ > 0) return;
+    for (const auto& node : rerun_.ends_) {
+      if (node != nullptr) node->detach_bridge();
+    }
+    rerun_.state_.exchange();
+  }
+  ~ProductScope() {
+    const std::lock_guard<std::mutex> lock(rerun_.products_->mutex);
+    if (--rerun_.products_->count > 0) return;
+    rerun_.state_.exchange();
+    for (const auto& node : rerun_.ends_) {
+      if (node != nullptr) node->attach_bridge();
+    }
+  }
+  ProductScope(const ProductScope&) = delete;
+  ProductScope& operator=(const ProductScope&) = delete;
+
+ private:
+  Rerun& rerun_;
+};
 
 variable_list Replay::Rerun::vector_jacobian(variable_list cotangents, const std::vector<bool>& needed,
                                              bool keep_graph) {
@@ -322,54 +350,40 @@ variable_list Replay::Rerun::vector_jacobian(variable_list cotangents, const std
   cotangents.clear();
   if (roots.empty() || captures.empty()) return gradients;
 
-  struct BridgesDetached {
-    const std::vector<Owned<PrivateNode>>& nodes;
-    explicit BridgesDetached(const std::vector<Owned<PrivateNode>>& n) : nodes(n) {
-      for (const auto& node : nodes) {
-        if (node != nullptr) node->detach_bridge();
-      }
-    }
-    ~BridgesDetached() {
-      for (const auto& node : nodes) {
-        if (node != nullptr) node->attach_bridge();
-      }
-    }
-  } const detached(ends_);
-
-  struct StateExchanged {
-    State::Substitutes& state;
-    explicit StateExchanged(State::Substitutes& s) : state(s) { state.exchange(); }
-    ~StateExchanged() { state.exchange(); }
-  } const exchanged(state_);
-
-  variable_list result =
-      Engine::get_default_engine().execute(roots, root_gradients, keep_graph || create_graph_, create_graph_,
-                                           /*accumulate_grad=*/false, captures);
+  const ProductScope scope(*this);
+  variable_list result;
+  explain_refusal(function_name_, [&] {
+    result = Engine::get_default_engine().execute(roots, root_gradients, keep_graph || create_graph_, create_graph_,
+                                                  /*accumulate_grad=*/false, captures);
+  });
   for (size_t i = 0; i < captured.size(); ++i) gradients[captured[i]] = std::move(result[i]);
   return gradients;
 }
 
 void Replay::check_versions() const {
-  const auto modified = [&](const at::Tensor& tensor, const std::string& name, uint32_t now, uint32_t then) {
-    throw_error(ErrorKind::tensor_modified,
-                function_->name + " uses " + (name.empty() ? "a tensor" : name) + " " + describe(tensor) +
-                    ", which was modified in place between forward and backward: it is at version " +
-                    std::to_string(now) + ", and was at version " + std::to_string(then) +
-                    " when forward read it. Run backward before changing it, or change a copy.");
+  const auto check = [&](const at::Tensor& tensor, const TensorStamp& then, const std::string& name) {
+    const TensorStamp now(tensor);
+    const auto differs = [&](const std::string& how) {
+      throw_error(ErrorKind::tensor_modified,
+                  function_->name + " uses " + (name.empty() ? "a tensor" : name) + " " + describe(tensor) + ", which " + how);
+    };
+    if (now.dtype != then.dtype || now.device != then.device) {
+      differs(std::string("was ") + c10::toString(then.dtype) + " on " + then.device.str() +
+              " when forward read it. Run backward before the module is moved or converted.");
+    }
+    if (now.version != then.version) {
+      differs("was modified in place between forward and backward: it is at version " + std::to_string(now.version) +
+              ", and was at version " + std::to_string(then.version) +
+              " when forward read it. Run backward before changing it, or change a copy.");
+    }
   };
-  for (const VariableVersion& entry : variables_) {
-    const at::Tensor& variable = entry.accumulator->variable;
+  for (const Variable& v : variables_) {
+    const at::Tensor& variable = v.accumulator->variable;
     if (state_.holds(variable)) continue;
-    const auto version = static_cast<uint32_t>(variable._version());
-    if (version == entry.version) continue;
-    modified(variable, function_->owner == nullptr ? "" : function_->owner->parameter_name(variable), version,
-             entry.version);
+    check(variable, v.then, function_->owner == nullptr ? "" : function_->owner->parameter_name(variable));
   }
   for (const TensorRead& read : reads_) {
-    const at::Tensor tensor = lock(read.tensor);
-    if (!tensor.defined()) continue;
-    const auto version = static_cast<uint32_t>(tensor._version());
-    if (version != read.version) modified(tensor, "", version, read.version);
+    if (const at::Tensor tensor = lock(read.tensor); tensor.defined()) check(tensor, read.then, "");
   }
 }
 

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
@@ -18,6 +19,7 @@
 #include "core/operator_observer.h"
 #include "core/private_node.h"
 #include "core/state.h"
+#include "core/tensor_stamp.h"
 #include "regrad/detail/function.h"
 
 namespace regrad::detail {
@@ -66,7 +68,17 @@ class Replay {
 
    private:
     friend class Replay;
+    class ProductScope;
+
+    /// Products that run now. They overlap where nodes that share this run are on several devices.
+    struct Products {
+      std::mutex mutex;
+      int count = 0;
+    };
+
+    std::string function_name_;
     bool create_graph_ = false;
+    std::unique_ptr<Products> products_ = std::make_unique<Products>();
     Tensors outputs_;
     torch::autograd::edge_list roots_;
     /// Inputs, then exits; null where nothing can be captured.
@@ -98,9 +110,10 @@ class Replay {
   void check_exits(const GraphWalk& walk) const;
   std::string describe_exit(torch::autograd::Node* node) const;
 
-  struct VariableVersion {
+  /// A leaf that the function uses.
+  struct Variable {
     torch::autograd::AccumulateGrad* accumulator;
-    uint32_t version;
+    TensorStamp then;
   };
 
   std::shared_ptr<const Function> function_;
@@ -108,7 +121,7 @@ class Replay {
   GeneratorStates generators_;
   State state_;
   std::vector<TensorRead> reads_;
-  std::vector<VariableVersion> variables_;
+  std::vector<Variable> variables_;
   CastBoundary casts_;
   /// Accumulators, which tensors hold weakly. Other exits must not be owned twice: destroying a deep graph would
   /// recurse.
@@ -141,13 +154,7 @@ struct FirstRun {
   std::vector<std::optional<size_t>> shares_input;
 };
 
-/// The edge by which the gradient of `tensor` leaves; invalid when it needs none or is undefined.
-torch::autograd::Edge gradient_edge(const at::Tensor& tensor);
-
 /// `alias`, a view of a copy-on-write alias of `owner`, moved into the memory of `owner` itself.
 at::Tensor in_memory_of(const at::Tensor& alias, const at::Tensor& owner);
-
-/// An alias of `tensor` without history, with `edge` as its own if valid.
-at::Tensor with_edge(const at::Tensor& tensor, const torch::autograd::Edge& edge);
 
 }  // namespace regrad::detail

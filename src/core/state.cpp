@@ -69,6 +69,12 @@ bool State::holds(const at::Tensor& tensor) const {
          });
 }
 
+Tensors State::tensors() const {
+  Tensors result = buffers_;
+  for (const TensorWrite& write : captured_) result.push_back(lock(write.tensor));
+  return result;
+}
+
 void State::restore() const {
   const c10::NoGradGuard no_grad;
   for (size_t i = 0; i < buffers_.size(); ++i) {

@@ -28,6 +28,9 @@ class State {
   /// @throws Error (unsupported) when it changed a tensor with a gradient history in place.
   void finish(const OperatorObserver& observer, const std::string& function_name);
 
+  /// Registered buffers, and tensors from outside that the function wrote; undefined where they are gone.
+  Tensors tensors() const;
+
   /// Writes the first values back for good.
   void restore() const;
 

@@ -4,6 +4,7 @@
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/saved_variable.h>
 
+#include "core/edges.h"
 #include "core/environment.h"
 #include "core/input_guard.h"
 #include "core/kept_tensor.h"
@@ -100,8 +101,8 @@ Tensors apply_custom_gradient(Function function, const Tensors& inputs, const Cu
 
   Tensors arguments;
   for (const at::Tensor& input : inputs) arguments.push_back(copy_on_write_alias(input));
-  FirstRun run = Replay::first_run(std::make_shared<Function>(std::move(function)), inputs, std::move(arguments), Environment::capture(),
-                                   OutputCheck::none);
+  FirstRun run = Replay::first_run(std::make_shared<Function>(std::move(function)), inputs, std::move(arguments),
+                                   Environment::capture(), OutputCheck::none);
   if (run.differentiable.empty()) return std::move(run.outputs);
 
   edge_list edges;
@@ -121,10 +122,9 @@ Tensors apply_custom_gradient(Function function, const Tensors& inputs, const Cu
   const auto node = make_node<CustomGradientNode>(gradient, inputs, std::move(variables), std::move(edges));
   std::vector<int64_t> input_of_output(run.outputs.size(), -1);
   for (const size_t o : run.differentiable) {
-    run.outputs[o] = with_edge(run.outputs[o], Edge());
-    const uint32_t number = node->add_input_metadata(run.outputs[o]);
-    torch::autograd::impl::set_gradient_edge(run.outputs[o], Edge(node, number));
-    input_of_output[o] = number;
+    input_of_output[o] = node->num_inputs();
+    run.outputs[o] = without_history(run.outputs[o]);
+    attach(run.outputs[o], node);
   }
   node->save_outputs(run.outputs, std::move(input_of_output));
   return std::move(run.outputs);

@@ -5,6 +5,7 @@
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/VariableTypeUtils.h>
 
+#include "core/edges.h"
 #include "core/environment.h"
 #include "core/input_guard.h"
 #include "core/kept_tensor.h"
@@ -31,7 +32,7 @@ bool is_lazy(const at::Tensor& tensor) {
 /// An output whose memory somebody else holds (an input, a captured tensor, another output) becomes a view as custom
 /// autograd functions return them: writing to it in place raises Torch's error instead of losing the gradient.
 void drop_graph(FirstRun& run, const Tensors& inputs) {
-  for (const size_t o : run.differentiable) run.outputs[o] = with_edge(run.outputs[o], Edge());
+  for (const size_t o : run.differentiable) run.outputs[o] = without_history(run.outputs[o]);
   for (size_t i = 0; i < run.differentiable.size(); ++i) {
     at::Tensor& output = run.outputs[run.differentiable[i]];
     if (!output.has_storage() || output.numel() == 0) continue;
@@ -43,11 +44,6 @@ void drop_graph(FirstRun& run, const Tensors& inputs) {
     output = torch::autograd::as_view(base, view, /*is_bw_differentiable=*/true, /*is_fw_differentiable=*/false,
                                       nullptr, nullptr, CreationMeta::IN_CUSTOM_FUNCTION);
   }
-}
-
-void attach(at::Tensor& output, const NodePtr& node) {
-  const uint32_t number = node->add_input_metadata(output);
-  torch::autograd::impl::set_gradient_edge(output, Edge(node, number));
 }
 
 /// One node per set of outputs that reaches the same ends. Returns, for each differentiable output, its edges.
@@ -96,8 +92,8 @@ Tensors recompute(Function function, const Tensors& inputs, const RecomputeOptio
     call->inputs.emplace_back(input);
     call->input_edges.push_back(gradient_edge(input));
   }
-  FirstRun run = Replay::first_run(std::make_shared<Function>(std::move(function)), inputs, std::move(arguments), Environment::capture(),
-                                   OutputCheck::bits);
+  FirstRun run = Replay::first_run(std::make_shared<Function>(std::move(function)), inputs, std::move(arguments),
+                                   Environment::capture(), OutputCheck::bits);
   if (run.differentiable.empty()) return std::move(run.outputs);
   call->replay = run.replay;
   drop_graph(run, inputs);

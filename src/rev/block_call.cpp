@@ -8,6 +8,7 @@
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include "core/edges.h"
 #include "core/task_store.h"
 #include "rev/half_step.h"
 
@@ -28,12 +29,6 @@ std::vector<KeptTensor> keep_all(const Tensors& tensors) {
   return kept;
 }
 
-/// An alias without history. Streams inside a block are ours alone, so it may share versions and memory.
-at::Tensor own_alias(const at::Tensor& stream) {
-  const c10::NoGradGuard no_grad;
-  return stream.detach();
-}
-
 /// What belongs to `call` in the backward pass that runs now.
 template <class Pass>
 std::shared_ptr<Pass> pass_of(const BlockCall* call) {
@@ -47,13 +42,14 @@ BlockCall::BlockCall(const Tensors& f_side, const Tensors& g_side) : side_{keep_
 
 at::Tensor BlockCall::first_step(const std::shared_ptr<BlockCall>& call,
                                  const std::shared_ptr<const Function>& function, const Streams& streams,
-                                 const Tensors& side, const std::shared_ptr<const Environment>& environment, Tensors& leaves) {
+                                 const Tensors& side, const std::shared_ptr<const Environment>& environment,
+                                 Tensors* leaves) {
   const size_t step = call->steps_.size();
   const at::Tensor& a = streams[changed(step)];
   const at::Tensor& b = streams[1 - changed(step)];
   Tensors inputs{b};
-  // The caller's tensors are protected from a function that writes into its input.
-  Tensors arguments{step == 0 ? copy_on_write_alias(b) : own_alias(b)};
+  // The caller's tensors are protected from a function that writes into its input. The other streams are ours alone.
+  Tensors arguments{step == 0 ? copy_on_write_alias(b) : without_history(b)};
   for (const at::Tensor& tensor : side) {
     inputs.push_back(tensor);
     arguments.push_back(copy_on_write_alias(tensor));
@@ -67,9 +63,7 @@ at::Tensor BlockCall::first_step(const std::shared_ptr<BlockCall>& call,
     const c10::NoGradGuard no_grad;
     y = add_residual(a, run.outputs.front(), function->name);
   }
-  for (const Edge& exit : run.exits) {
-    if (const auto* accumulator = as_accumulator(exit.function.get())) leaves.push_back(accumulator->variable);
-  }
+  if (leaves != nullptr) append_leaves(run.exits, *leaves);
   run.outputs.clear();  // and with it the function's graph
   const Edge a_edge = gradient_edge(a);
   if (!a_edge.is_valid() && run.differentiable.empty()) return y;
@@ -80,8 +74,7 @@ at::Tensor BlockCall::first_step(const std::shared_ptr<BlockCall>& call,
   const auto node = make_node<HalfStepNode>(call, step, function->name, std::move(edges));
   call->steps_[step].node = node.get();
   call->unreleased_ = step + 1;
-  const uint32_t number = node->add_input_metadata(y);
-  torch::autograd::impl::set_gradient_edge(y, Edge(node, number));
+  attach(y, node);
   return y;
 }
 
@@ -115,7 +108,7 @@ bool BlockCall::has_node(size_t step) const {
 }
 
 Tensors BlockCall::arguments(size_t step, const at::Tensor& stream) const {
-  Tensors result{own_alias(stream)};
+  Tensors result{without_history(stream)};
   const std::string function_name = replay(step)->function().name;
   std::vector<KeptTensor> side;
   {
@@ -172,7 +165,7 @@ Streams ReverseCall::take(Pass& pass, size_t level) {
         holds_last_ = false;
       }
     }
-    for (size_t i = 0; i < 2; ++i) streams[i] = own_alias(last[i].get("an output of a reversible block"));
+    for (size_t i = 0; i < 2; ++i) streams[i] = without_history(last[i].get("an output of a reversible block"));
   }
   while (at > level) {
     --at;
@@ -235,7 +228,7 @@ Replay::Rerun RecomputeCall::run_again(size_t step, bool create_graph) {
     kept = *segments_[segment];
   }
   Streams streams;
-  for (size_t i = 0; i < 2; ++i) streams[i] = own_alias(kept[i].get("a kept stream of a block"));
+  for (size_t i = 0; i < 2; ++i) streams[i] = without_history(kept[i].get("a kept stream of a block"));
   for (size_t s = segment * steps_per_segment_; s <= step; ++s) {
     const at::Tensor& input = streams[1 - changed(s)];
     at::Tensor residual;

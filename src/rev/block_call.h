@@ -30,10 +30,11 @@ class BlockCall {
   virtual ~BlockCall() = default;
 
   /// Runs a half-step for the first time and returns its stream after it, with a graph node of this call as its
-  /// gradient function where it needs a gradient. Adds the parameters and captured leaves that it used to `leaves`.
+  /// gradient function where it needs a gradient. Adds the parameters and captured leaves that it used to
+  /// `leaves`, unless null.
   static at::Tensor first_step(const std::shared_ptr<BlockCall>& call, const std::shared_ptr<const Function>& function,
                                const Streams& streams, const Tensors& side,
-                               const std::shared_ptr<const Environment>& environment, Tensors& leaves);
+                               const std::shared_ptr<const Environment>& environment, Tensors* leaves);
 
   /// Before each half-step of the forward.
   virtual void keep_before(size_t step, const Streams& streams) = 0;

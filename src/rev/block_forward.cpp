@@ -7,6 +7,7 @@
 #include <ATen/TensorOperators.h>
 #include <c10/core/GradMode.h>
 
+#include "core/edges.h"
 #include "core/environment.h"
 #include "core/graph_walk.h"
 #include "core/input_guard.h"
@@ -39,9 +40,7 @@ void add_leaves(const at::Tensor& residual, const NodeOrigin& origin, Tensors& l
   const auto edge = gradient_edge(residual);
   if (!edge.is_valid()) return;
   CastBoundary casts;
-  for (const auto& exit : walk_graph({edge}, origin, {}, casts).exits) {
-    if (const auto* accumulator = as_accumulator(exit.function.get())) leaves.push_back(accumulator->variable);
-  }
+  append_leaves(walk_graph({edge}, origin, {}, casts).exits, leaves);
 }
 
 }  // namespace
@@ -74,7 +73,7 @@ at::Tensor BlockFunctions::run(size_t step, const at::Tensor& stream, const Side
 
 std::tuple<at::Tensor, at::Tensor> BlockFunctions::forward(const at::Tensor& x1, const at::Tensor& x2,
                                                            const SideInputs& side, const Memory& memory,
-                                                           Tensors& leaves) const {
+                                                           Tensors* leaves) const {
   check_side_inputs(side);
   Streams streams{x1, x2};
   const bool record = c10::GradMode::is_enabled();
@@ -82,7 +81,7 @@ std::tuple<at::Tensor, at::Tensor> BlockFunctions::forward(const at::Tensor& x1,
     for (size_t step = 0; step < functions_.size(); ++step) {
       const NodeOrigin origin;
       const at::Tensor residual = run(step, streams[1 - step % 2], side);
-      if (record) add_leaves(residual, origin, leaves);
+      if (record && leaves != nullptr) add_leaves(residual, origin, *leaves);
       streams[step % 2] = add_residual(streams[step % 2], residual, functions_[step]->name);
     }
     return {streams[0], streams[1]};

@@ -16,9 +16,10 @@ class BlockFunctions {
   /// f, g: one per layer.
   BlockFunctions(const std::vector<Residual>& f, const std::vector<Residual>& g);
 
-  /// (y1, y2). Adds the parameters and captured leaves that were used to `leaves`, where a graph is recorded.
+  /// (y1, y2). Adds the parameters and captured leaves that were used to `leaves`, unless null, where a graph is
+  /// recorded.
   std::tuple<at::Tensor, at::Tensor> forward(const at::Tensor& x1, const at::Tensor& x2, const SideInputs& side,
-                                             const Memory& memory, Tensors& leaves) const;
+                                             const Memory& memory, Tensors* leaves) const;
 
   /// (x1, x2), by plain operations.
   std::tuple<at::Tensor, at::Tensor> inverse(const at::Tensor& y1, const at::Tensor& y2, const SideInputs& side) const;

@@ -110,10 +110,11 @@ RevBlockImpl::RevBlockImpl(std::vector<Residual> f, std::vector<Residual> g, Mem
 
 std::tuple<at::Tensor, at::Tensor> RevBlockImpl::forward(const at::Tensor& x1, const at::Tensor& x2,
                                                          const SideInputs& side) {
+  if (looked_for_unregistered_) return functions_->forward(x1, x2, side, memory_, nullptr);
   std::vector<at::Tensor> leaves;
-  auto result = functions_->forward(x1, x2, side, memory_, leaves);
-  if (!reported_unregistered_ && !leaves.empty()) {
-    reported_unregistered_ = true;
+  auto result = functions_->forward(x1, x2, side, memory_, &leaves);
+  if (!leaves.empty()) {
+    looked_for_unregistered_ = true;
     std::vector<at::Tensor> inputs{x1, x2};
     inputs.insert(inputs.end(), side.f.begin(), side.f.end());
     inputs.insert(inputs.end(), side.g.begin(), side.g.end());
@@ -159,8 +160,7 @@ void RevBlockImpl::pretty_print(std::ostream& stream) const {
 std::tuple<at::Tensor, at::Tensor> rev_block(const at::Tensor& x1, const at::Tensor& x2, Residuals f, Residuals g,
                                              int64_t num_layers, const SideInputs& side, bool is_training) {
   const detail::BlockFunctions functions(make_residuals(f, num_layers, "f"), make_residuals(g, num_layers, "g"));
-  std::vector<at::Tensor> leaves;
-  return functions.forward(x1, x2, side, is_training ? Memory::reverse() : Memory::store(), leaves);
+  return functions.forward(x1, x2, side, is_training ? Memory::reverse() : Memory::store(), nullptr);
 }
 
 }  // namespace regrad

@@ -42,18 +42,17 @@ std::shared_ptr<const Owner> owner_of_callable(const F& function) {
 /// Calls a callable, or a module's forward. It passes a trailing Pass to what cannot be called without.
 template <class F, class... Args>
 decltype(auto) invoke(F& function, Args&... args) {
-  const auto pass = [] { return is_recomputing() ? Pass::recompute : Pass::forward; };
   if constexpr (holds_module<F> || points_to_module<F>) {
     // Not by the holder's call operator, which cannot tell the result of a variadic forward.
     if constexpr (requires { function->forward(args...); }) {
       return function->forward(args...);
     } else {
-      return function->forward(args..., pass());
+      return function->forward(args..., current_pass());
     }
   } else if constexpr (std::is_invocable_v<F&, Args&...>) {
     return function(args...);
   } else {
-    return function(args..., pass());
+    return function(args..., current_pass());
   }
 }
 
