@@ -365,7 +365,8 @@ void Replay::check_versions() const {
     const TensorStamp now(tensor);
     const auto differs = [&](const std::string& how) {
       throw_error(ErrorKind::tensor_modified,
-                  function_->name + " uses " + (name.empty() ? "a tensor" : name) + " " + describe(tensor) + ", which " + how);
+                  function_->name + " uses " + (name.empty() ? "a tensor" : name) + " " + describe(tensor) +
+                      ", which " + how);
     };
     if (now.dtype != then.dtype || now.device != then.device) {
       differs(std::string("was ") + c10::toString(then.dtype) + " on " + then.device.str() +
