@@ -9,6 +9,7 @@
 #include "regrad/regrad.h"
 #include "support/compare.h"
 #include "support/plain_block.h"
+#include "support/surroundings.h"
 
 using namespace regrad::testing;
 using regrad::checkpoint_sequential;
@@ -35,17 +36,6 @@ struct UsersOwn : std::runtime_error {
 };
 
 // --- C26
-
-/// What a thread and the process have that a function may not leave changed.
-std::string surroundings() {
-  std::ostringstream text;
-  text << "random " << at::globalContext().defaultGenerator(at::kCPU).get_state().sum().item<int64_t>() << ", grad mode "
-       << torch::GradMode::is_enabled() << ", inference mode " << c10::InferenceMode::is_enabled() << ", autocast "
-       << at::autocast::is_autocast_enabled(at::kCPU) << at::autocast::is_autocast_cache_enabled() << ", callbacks "
-       << at::hasThreadLocalCallbacks() << ", recomputing " << regrad::is_recomputing() << ", anomaly mode "
-       << torch::autograd::AnomalyMode::is_enabled();
-  return text.str();
-}
 
 TEST(Errors, C26_UsersExceptionInForward) {
   const auto x = leaf({4, 4});

@@ -146,6 +146,12 @@ void OperatorObserver::see_input(const c10::IValue& value, bool is_written, bool
     for (const c10::IValue& element : value.toListRef()) see_input(element, is_written, is_read);
   } else if (value.isGenerator()) {
     generators.add(value.toGenerator());
+  } else if (value.isStorage()) {
+    // A tensor will be set on it, which does not make its memory.
+    const c10::Storage storage = value.toStorage();
+    const void* memory = storage.unsafeGetStorageImpl();
+    if (!made_.contains(memory))
+      outside_.try_emplace(memory, Outside{WeakTensor(at::Tensor().getIntrusivePtr()), storage.getWeakStorageImpl()});
   }
 }
 

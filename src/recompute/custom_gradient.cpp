@@ -26,15 +26,17 @@ namespace {
 /// Graph node whose gradient is a user's function. Inputs: the differentiable outputs. Next edges: inputs, variables.
 class CustomGradientNode : public torch::autograd::Node {
  public:
-  CustomGradientNode(CustomGradient gradient, const Tensors& inputs, Tensors variables, edge_list edges)
-      : Node(std::move(edges)), gradient_(std::move(gradient)), variables_(std::move(variables)) {
+  CustomGradientNode(CustomGradient gradient, const Tensors& inputs, const Tensors& variables, edge_list edges)
+      : Node(std::move(edges)), gradient_(std::move(gradient)) {
     for (const at::Tensor& input : inputs) inputs_.emplace_back(input, /*is_output=*/false);
+    for (const at::Tensor& variable : variables) variables_.emplace_back(variable, /*is_output=*/false);
   }
 
   /// To be called once the outputs have this node as their gradient function. input_of_output: the number of this
   /// node's input for each output, or -1.
   void save_outputs(const Tensors& outputs, std::vector<int64_t> input_of_output) {
-    for (size_t o = 0; o < outputs.size(); ++o) outputs_.emplace_back(outputs[o], /*is_output=*/input_of_output[o] >= 0);
+    for (size_t o = 0; o < outputs.size(); ++o)
+      outputs_.emplace_back(outputs[o], /*is_output=*/input_of_output[o] >= 0);
     input_of_output_ = std::move(input_of_output);
   }
 
@@ -43,9 +45,9 @@ class CustomGradientNode : public torch::autograd::Node {
   void release_variables() override {
     const std::lock_guard<std::mutex> lock(mutex_);
     released_ = true;
-    for (SavedVariable& saved : inputs_) saved.reset_data();
-    for (SavedVariable& saved : outputs_) saved.reset_data();
-    variables_.clear();
+    for (auto* list : {&inputs_, &variables_, &outputs_}) {
+      for (SavedVariable& saved : *list) saved.reset_data();
+    }
     gradient_ = nullptr;
   }
 
@@ -60,7 +62,7 @@ class CustomGradientNode : public torch::autograd::Node {
       TORCH_CHECK(!released_, torch::autograd::ERR_BACKWARD_TWICE);
       for (const SavedVariable& saved : inputs_) inputs.push_back(saved.unpack());
       for (const SavedVariable& saved : outputs_) outputs.push_back(saved.unpack(getptr()));
-      variables = variables_;
+      for (const SavedVariable& saved : variables_) variables.push_back(saved.unpack());
       gradient = gradient_;
     }
     Tensors grad_outputs(outputs.size());
@@ -86,9 +88,9 @@ class CustomGradientNode : public torch::autograd::Node {
 
   CustomGradient gradient_;
   std::vector<SavedVariable> inputs_;
+  std::vector<SavedVariable> variables_;
   std::vector<SavedVariable> outputs_;
   std::vector<int64_t> input_of_output_;
-  Tensors variables_;
   bool released_ = false;
 };
 
@@ -119,7 +121,7 @@ Tensors apply_custom_gradient(Function function, const Tensors& inputs, const Cu
     variables.push_back(accumulator->variable);
   }
 
-  const auto node = make_node<CustomGradientNode>(gradient, inputs, std::move(variables), std::move(edges));
+  const auto node = make_node<CustomGradientNode>(gradient, inputs, variables, std::move(edges));
   std::vector<int64_t> input_of_output(run.outputs.size(), -1);
   for (const size_t o : run.differentiable) {
     input_of_output[o] = node->num_inputs();

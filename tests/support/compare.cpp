@@ -17,6 +17,18 @@ Tensors take_gradients(const Tensors& leaves) {
   return gradients;
 }
 
+torch::Tensor weighted_sum(const Tensors& tensors) {
+  auto generator = at::detail::createCPUGenerator(8);
+  torch::Tensor sum;
+  for (const torch::Tensor& tensor : tensors) {
+    if (!tensor.defined() || !tensor.requires_grad()) continue;
+    const auto weights = torch::randn(tensor.sizes(), generator, torch::dtype(torch::kDouble)).to(tensor.dtype());
+    const auto term = (tensor * weights).to(torch::kDouble).sum();
+    sum = sum.defined() ? sum + term : term;
+  }
+  return sum;
+}
+
 Outcome run(const Tensors& leaves, const std::function<Tensors()>& program, uint64_t seed) {
   take_gradients(leaves);
   torch::manual_seed(seed);
@@ -24,14 +36,7 @@ Outcome run(const Tensors& leaves, const std::function<Tensors()>& program, uint
   outcome.outputs = program();
   outcome.random_after = torch::rand({3});
 
-  auto generator = at::detail::createCPUGenerator(seed + 1);
-  torch::Tensor loss;
-  for (const torch::Tensor& output : outcome.outputs) {
-    if (!output.defined() || !output.requires_grad()) continue;
-    const auto weights = torch::randn(output.sizes(), generator, torch::dtype(torch::kDouble)).to(output.dtype());
-    const auto term = (output * weights).to(torch::kDouble).sum();
-    loss = loss.defined() ? loss + term : term;
-  }
+  const torch::Tensor loss = weighted_sum(outcome.outputs);
   if (loss.defined()) loss.backward();
   outcome.gradients = take_gradients(leaves);
   return outcome;

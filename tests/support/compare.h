@@ -23,6 +23,9 @@ struct Outcome {
   torch::Tensor random_after;
 };
 
+/// The sum of those that require grad times fixed random weights; undefined where none does.
+torch::Tensor weighted_sum(const Tensors& tensors);
+
 /// Runs `program` from `seed`, then backward from the sum of its outputs times fixed random weights, and collects.
 Outcome run(const Tensors& leaves, const std::function<Tensors()>& program, uint64_t seed = 7);
 
