@@ -6,7 +6,7 @@ shopt -s inherit_errexit # so that a failure within $(...) ends the script too
 readonly repository="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 readonly default_torch=2.15.0
 
-readonly packages=(
+packages=(
   ca-certificates git g++ cmake ninja-build ccache mold python3 python3-venv
   libgtest-dev
   libcli11-dev libspdlog-dev libfmt-dev nlohmann-json3-dev zlib1g-dev

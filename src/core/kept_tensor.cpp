@@ -21,7 +21,7 @@ std::mutex conversion_mutex;
 }  // namespace
 
 bool can_be_copy_on_write(const at::Tensor& tensor) {
-  if (tensor.layout() != at::kStrided || tensor.is_quantized() || !(tensor.is_cpu() || tensor.is_cuda()) ||
+  if (tensor.layout() != at::kStrided || tensor.is_nested() || tensor.is_quantized() || !(tensor.is_cpu() || tensor.is_cuda()) ||
       !tensor.has_storage() || tensor.is_conj() || tensor.is_neg() || tensor.key_set().has(c10::DispatchKey::Python)) {
     return false;
   }

@@ -8,7 +8,7 @@
 namespace regrad::detail {
 
 /// Whether a copy-on-write alias of `tensor` can be made: plain strided CPU or CUDA memory that Torch allocated,
-/// no lazy conjugate or negative.
+/// neither nested nor a lazy conjugate or negative.
 bool can_be_copy_on_write(const at::Tensor& tensor);
 
 /// An alias without history. It shares memory until somebody writes to either side, where that is possible
