@@ -3,6 +3,7 @@
 #include <mutex>
 
 #include <ATen/Functions.h>
+#include <ATen/record_function.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/COW.h>
 
@@ -48,6 +49,8 @@ at::Tensor copy_with_storage(const at::Tensor& tensor) {
 }
 
 at::Tensor snapshot(const at::Tensor& tensor) {
+  // The observers of regions around would take the memory for some that the function made or read.
+  const at::DisableRecordFunctionGuard not_observed;
   const bool is_small = tensor.is_cpu() && tensor.has_storage() && tensor.storage().nbytes() <= 4096;
   return can_be_copy_on_write(tensor) && !is_small ? copy_on_write_alias(tensor) : copy_with_storage(tensor);
 }

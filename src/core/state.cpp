@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include <ATen/record_function.h>
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -138,6 +139,7 @@ void State::Scope::substitute(const at::Tensor& tensor, const at::Tensor& before
   if (before.defined() && unchanged(tensor, before)) return;
   if (before.defined()) check_same_kind(tensor, before, function_name);
   if (substitutes_.contain(tensor)) return;
+  const at::DisableRecordFunctionGuard not_observed;  // as in snapshot()
   at::Tensor copy = copy_with_storage(before.defined() ? before : tensor);
   substitutes_.add(tensor, copy.storage().unsafeGetStorageImpl()->set_data_ptr(c10::DataPtr()));
 }
