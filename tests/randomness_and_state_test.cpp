@@ -234,6 +234,24 @@ TEST(RandomnessAndState, C13_ABufferThatIsChangedThenUsed) {
   EXPECT_EQ(a->count.item<double>(), 1);
 }
 
+/// The inner region knows the buffer as its module's, the outer one only by what its function does.
+TEST(RandomnessAndState, C13_ABufferThatAnInnerRegionChangesThenUses) {
+  const auto x = leaf({3, 4});
+  Counter a;
+  const auto run = [&](const std::function<torch::Tensor(torch::Tensor)>& f) {
+    return [&, f] {
+      a->count.zero_();
+      const auto y = f(x);
+      return Tensors{y, a->count.clone()};
+    };
+  };
+  expect_like_plain(
+      {x}, run([&](torch::Tensor t) { return a->forward(t); }), run([&](torch::Tensor t) {
+        return recompute_grad([&](torch::Tensor inner) { return recompute_grad(a)(inner); })(t);
+      }));
+  EXPECT_EQ(a->count.item<double>(), 1);
+}
+
 TEST(RandomnessAndState, C13_ABufferThatTwoCallsChange) {
   // Each replay sees the value of its own forward. (Plain needs a copy of the count: it saves it.)
   struct CopyingCounterImpl : nn::Module {

@@ -48,10 +48,14 @@ at::Tensor copy_with_storage(const at::Tensor& tensor) {
   return result;
 }
 
+bool is_small(const at::Tensor& tensor) {
+  return tensor.is_cpu() && tensor.has_storage() && tensor.storage().nbytes() <= 4096;
+}
+
 at::Tensor snapshot(const at::Tensor& tensor) {
-  const at::DisableRecordFunctionGuard bookkeeping;  // it is no use of the tensor by a function that is observed
-  const bool is_small = tensor.is_cpu() && tensor.has_storage() && tensor.storage().nbytes() <= 4096;
-  return can_be_copy_on_write(tensor) && !is_small ? copy_on_write_alias(tensor) : copy_with_storage(tensor);
+  // The observers of regions around would take the memory for some that the function made or read.
+  const at::DisableRecordFunctionGuard not_observed;
+  return can_be_copy_on_write(tensor) && !is_small(tensor) ? copy_on_write_alias(tensor) : copy_with_storage(tensor);
 }
 
 KeptTensor::KeptTensor(const at::Tensor& tensor) {

@@ -18,6 +18,9 @@ at::Tensor copy_on_write_alias(const at::Tensor& tensor);
 /// An alias without history on a copy of the whole storage: the same sizes, strides, offset and version counter.
 at::Tensor copy_with_storage(const at::Tensor& tensor);
 
+/// Whether a copy of the tensor's memory costs next to nothing.
+bool is_small(const at::Tensor& tensor);
+
 /// The values of a tensor that may be written soon: a copy-on-write alias, or a copy where it is small (sharing would
 /// move each small buffer to new memory when it is updated) or cannot be shared.
 at::Tensor snapshot(const at::Tensor& tensor);

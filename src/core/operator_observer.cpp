@@ -105,8 +105,10 @@ OperatorObserver::Outside OperatorObserver::outside(const at::Tensor& tensor) {
   return result;
 }
 
+bool OperatorObserver::wrote(const at::Tensor& tensor) const { return written_.contains(memory_of(tensor)); }
+
 bool OperatorObserver::only_updated(const at::Tensor& tensor) const {
-  return written_.contains(memory_of(tensor)) && !read_.contains(memory_of(tensor));
+  return wrote(tensor) && !read_.contains(memory_of(tensor));
 }
 
 void OperatorObserver::on_start(const at::RecordFunction& op) {

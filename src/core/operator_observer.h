@@ -55,6 +55,9 @@ class OperatorObserver {
   /// Generators passed to operators, as they were before.
   GeneratorStates generators;
 
+  /// Whether an operator wrote into the tensor's memory.
+  bool wrote(const at::Tensor& tensor) const;
+
   /// Whether every operator that was given the tensor's memory only updated it as running statistics, on which no
   /// result in training depends.
   bool only_updated(const at::Tensor& tensor) const;

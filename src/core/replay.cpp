@@ -297,6 +297,10 @@ Replay::Rerun Replay::run_again(Tensors arguments, const edge_list& input_edges,
 
 Tensors Replay::run_again_without_graph(Tensors arguments) const {
   check_versions();
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    if (!input_requires_grad_[i]) continue;
+    torch::autograd::impl::set_gradient_edge(arguments[i], Edge(PrivateNode::sink(arguments[i]), 0));
+  }
   Tensors outputs = call(arguments, nullptr);
   check_outputs(outputs);
   for (at::Tensor& output : outputs) output = without_history(output);

@@ -92,7 +92,7 @@ class Replay {
   /// @throws Error (tensor_modified, variables_differ, replay_differs), and what the function throws.
   Rerun run_again(Tensors arguments, const torch::autograd::edge_list& input_edges, bool create_graph) const;
 
-  /// Runs the function again for its values alone, without a graph.
+  /// Runs the function again for its values alone. It takes the branches and kernels of the first run all the same.
   Tensors run_again_without_graph(Tensors arguments) const;
 
   const Function& function() const { return *function_; }

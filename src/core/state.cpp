@@ -1,7 +1,9 @@
 #include "core/state.h"
 
 #include <algorithm>
+#include <cstring>
 
+#include <ATen/record_function.h>
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -13,9 +15,13 @@ namespace regrad::detail {
 
 namespace {
 
-/// Whether `tensor` still shares memory with its snapshot. With a copy it never does: that is then swapped in all the same.
+/// Whether `tensor` still shares memory with its snapshot, or has the same bytes as a small one that was copied.
 bool unchanged(const at::Tensor& tensor, const at::Tensor& before) {
-  return tensor.storage().data() == before.storage().data();
+  const at::Storage& now = tensor.storage();
+  const at::Storage& then = before.storage();
+  if (now.data() == then.data()) return true;
+  return is_small(tensor) && is_small(before) && tensor.scalar_type() == before.scalar_type() &&
+         now.nbytes() == then.nbytes() && std::memcmp(now.data(), then.data(), now.nbytes()) == 0;
 }
 
 /// A buffer can only be given earlier bytes while it is what it was.
@@ -42,6 +48,7 @@ State::State(const Owner* owner) {
 
 void State::finish(const OperatorObserver& observer, const std::string& function_name) {
   for (size_t i = 0; i < buffers_.size(); ++i) {
+    buffers_written_.push_back(observer.wrote(buffers_[i]) || !unchanged(buffers_[i], buffers_before_[i]));
     if (observer.only_updated(buffers_[i])) buffers_before_[i] = at::Tensor();
   }
   for (const TensorWrite& write : observer.writes) {
@@ -114,10 +121,12 @@ void State::Substitutes::exchange() noexcept {
 State::Scope::Scope(const State& state, const Owner* owner, const std::string& function_name, Substitutes* left)
     : left_(left), owner_(owner) {
   for (size_t i = 0; i < state.buffers_.size(); ++i) {
-    substitute(state.buffers_[i], state.buffers_before_[i], function_name);
+    substitute(state.buffers_[i], state.buffers_before_[i], state.buffers_written_[i], function_name);
   }
   for (const TensorWrite& write : state.captured_) {
-    if (const at::Tensor tensor = lock(write.tensor); tensor.defined()) substitute(tensor, write.before, function_name);
+    if (const at::Tensor tensor = lock(write.tensor); tensor.defined()) {
+      substitute(tensor, write.before, /*is_written=*/true, function_name);
+    }
   }
   if (owner_ != nullptr && owner_->training_modes() != state.modes_) {
     current_modes_ = owner_->training_modes();
@@ -133,11 +142,14 @@ State::Scope::~Scope() {
 }
 
 /// Prepares a copy of the earlier bytes, or of any where they do not matter, to be put under the tensor, so that views
-/// of it follow.
-void State::Scope::substitute(const at::Tensor& tensor, const at::Tensor& before, const std::string& function_name) {
-  if (before.defined() && unchanged(tensor, before)) return;
+/// of it follow. A tensor that the function only reads, and that is as it was, is left alone: passes in other threads may
+/// read it too.
+void State::Scope::substitute(const at::Tensor& tensor, const at::Tensor& before, bool is_written,
+                              const std::string& function_name) {
+  if (before.defined() && !is_written && unchanged(tensor, before)) return;
   if (before.defined()) check_same_kind(tensor, before, function_name);
   if (substitutes_.contain(tensor)) return;
+  const at::DisableRecordFunctionGuard not_observed;  // as in snapshot()
   at::Tensor copy = copy_with_storage(before.defined() ? before : tensor);
   substitutes_.add(tensor, copy.storage().unsafeGetStorageImpl()->set_data_ptr(c10::DataPtr()));
 }

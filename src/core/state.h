@@ -66,7 +66,8 @@ class State {
     Scope& operator=(const Scope&) = delete;
 
    private:
-    void substitute(const at::Tensor& tensor, const at::Tensor& before, const std::string& function_name);
+    void substitute(const at::Tensor& tensor, const at::Tensor& before, bool is_written,
+                    const std::string& function_name);
 
     Substitutes substitutes_;
     Substitutes* left_;
@@ -78,6 +79,8 @@ class State {
   Tensors buffers_;
   /// Undefined where the value does not matter; so in captured_.
   Tensors buffers_before_;
+  /// Whether the function writes it.
+  std::vector<bool> buffers_written_;
   std::vector<TensorWrite> captured_;
   std::vector<bool> modes_;
 };
