@@ -295,7 +295,7 @@ Replay::Rerun Replay::run_again(Tensors arguments, const edge_list& input_edges,
   return rerun;
 }
 
-Tensors Replay::run_again_without_graph(Tensors arguments) const {
+Tensors Replay::run_again_for_values(Tensors arguments) const {
   check_versions();
   for (size_t i = 0; i < arguments.size(); ++i) {
     if (!input_requires_grad_[i]) continue;

@@ -93,7 +93,7 @@ class Replay {
   Rerun run_again(Tensors arguments, const torch::autograd::edge_list& input_edges, bool create_graph) const;
 
   /// Runs the function again for its values alone. It takes the branches and kernels of the first run all the same.
-  Tensors run_again_without_graph(Tensors arguments) const;
+  Tensors run_again_for_values(Tensors arguments) const;
 
   const Function& function() const { return *function_; }
 

@@ -133,8 +133,8 @@ Replay::Rerun BlockCall::run_again_on(size_t step, const at::Tensor& stream, boo
   return replay(step)->run_again(std::move(inputs), edges, create_graph);
 }
 
-at::Tensor BlockCall::run_again_without_graph(size_t step, const at::Tensor& stream) const {
-  return replay(step)->run_again_without_graph(arguments(step, stream)).front();
+at::Tensor BlockCall::run_again_for_values(size_t step, const at::Tensor& stream) const {
+  return replay(step)->run_again_for_values(arguments(step, stream)).front();
 }
 
 // --- reverse
@@ -169,7 +169,7 @@ Streams ReverseCall::take(Pass& pass, size_t level) {
   }
   while (at > level) {
     --at;
-    const at::Tensor residual = run_again_without_graph(at, streams[1 - changed(at)]);
+    const at::Tensor residual = run_again_for_values(at, streams[1 - changed(at)]);
     streams[changed(at)] = subtract_residual(std::move(streams[changed(at)]), residual);
   }
   return streams;
@@ -239,7 +239,7 @@ Replay::Rerun RecomputeCall::run_again(size_t step, bool create_graph) {
       const std::lock_guard<std::mutex> lock(pass->mutex);
       pass->reruns.insert_or_assign(s, std::move(rerun));
     } else if (s < step) {
-      residual = run_again_without_graph(s, input);
+      residual = run_again_for_values(s, input);
     }
     if (s == step) break;
     const c10::NoGradGuard no_grad;

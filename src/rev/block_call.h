@@ -63,7 +63,7 @@ class BlockCall {
   virtual void drop_streams(std::vector<KeptTensor>& dropped) = 0;
 
   Replay::Rerun run_again_on(size_t step, const at::Tensor& stream, bool create_graph) const;
-  at::Tensor run_again_without_graph(size_t step, const at::Tensor& stream) const;
+  at::Tensor run_again_for_values(size_t step, const at::Tensor& stream) const;
 
   /// How many half-steps there are below the highest whose node is not released.
   size_t unreleased() const { return unreleased_; }
