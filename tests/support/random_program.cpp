@@ -259,6 +259,14 @@ double epsilon(torch::ScalarType dtype) {
   }
 }
 
+/// Whether both lie alike in memory. The stride of a dimension of size 1 means nothing.
+bool same_layout(const torch::Tensor& a, const torch::Tensor& b) {
+  for (int64_t d = 0; d < a.dim(); ++d) {
+    if (a.numel() > 0 && a.size(d) > 1 && a.stride(d) != b.stride(d)) return false;
+  }
+  return true;
+}
+
 double largest(const torch::Tensor& t) {
   return t.defined() && t.numel() > 0 ? t.detach().to(torch::kDouble).abs().max().item<double>() : 0;
 }
@@ -482,10 +490,12 @@ class Report {
     }
     if (!plain.defined()) return true;
     if (plain.requires_grad() != ours.requires_grad()) add(name) << ": requires_grad is " << ours.requires_grad();
-    if (plain.strides() != ours.strides()) add(name) << ": strides " << ours.strides() << ", not " << plain.strides();
-    if (plain.dtype() == ours.dtype() && plain.sizes() == ours.sizes()) return true;
-    add(name) << ": another dtype or shape than plain's";
-    return false;
+    if (plain.dtype() != ours.dtype() || plain.sizes() != ours.sizes()) {
+      add(name) << ": another dtype or shape than plain's";
+      return false;
+    }
+    if (!same_layout(plain, ours)) add(name) << ": strides " << ours.strides() << ", not " << plain.strides();
+    return true;
   }
 
   std::ostringstream text_;
@@ -498,19 +508,19 @@ bool all_finite(const Tensors& tensors) {
   return true;
 }
 
-/// How far the gradient of each leaf may be from plain's: a few times as far as a stack by hand is, or the rounding of
+/// How far the gradient of each leaf may be from plain's: twice as far as that of a stack by hand, or the rounding of
 /// a sum of several terms.
 std::vector<double> tolerances(const Settings& settings, const Tensors& plain, const Tensors& by_hand) {
   double largest_of_all = 0;
   for (const auto& gradient : plain) largest_of_all = std::max(largest_of_all, largest(gradient));
   std::vector<double> result;
   for (size_t i = 0; i < plain.size(); ++i) {
-    result.push_back(4 * difference(plain[i], by_hand[i]) + 16 * epsilon(settings.dtype) * largest_of_all);
+    result.push_back(2 * difference(plain[i], by_hand[i]) + 16 * epsilon(settings.dtype) * largest_of_all);
   }
   return result;
 }
 
-/// The relative error of a stream from which on reverse may refuse to go on (ErrorKind::replay_differs).
+/// The relative error of a rebuilt stream from which on reverse may refuse to go on (ErrorKind::replay_differs).
 constexpr double kLostPrecision = 0.05;
 
 bool is_rebuilt(Way way) { return way == Way::reverse || way == Way::recompute_block; }
@@ -529,28 +539,17 @@ std::string compare_with_plain(const Settings& settings, const RandomFunction& f
   StackByHand stack_by_hand(world_by_hand, is_rebuilt(settings.way));
   const Left by_hand = run(settings, world_by_hand, std::ref(stack_by_hand));
 
+  const bool refused = ours.error_kind == ErrorKind::replay_differs && stack_by_hand.lost() > kLostPrecision;
+  if (refused) return "";
   Report report;
   report.expect_same("output", plain.outputs, ours.outputs);
   report.expect_same("buffer", plain.buffers, ours.buffers);
   report.expect_same("random state", plain.random_states, ours.random_states);
-  const bool refused = ours.error_kind == ErrorKind::replay_differs && stack_by_hand.lost() > kLostPrecision;
-  if (!refused && plain.error != ours.error) {
-    report.add("error") << ": \"" << ours.error << "\", but plain's is \"" << plain.error
-                        << "\"; rebuilt streams are off by " << stack_by_hand.lost();
+  if (plain.error != ours.error) {
+    report.add("error") << ": \"" << ours.error << "\", but plain's is \"" << plain.error << "\"";
   }
   if (plain.error != by_hand.error) report.add("error by hand") << ": " << by_hand.error;
   if (!plain.error.empty() || !ours.error.empty() || !by_hand.error.empty()) return report.text();
-  if (std::getenv("REGRAD_STATS")) {
-    double big = 0;
-    for (auto& t : plain.gradients) big = std::max(big, largest(t));
-    for (size_t i = 0; i < plain.gradients.size(); ++i)
-      if (plain.gradients[i].defined() && by_hand.gradients[i].defined() && ours.gradients[i].defined()) {
-        std::cerr << "STAT " << static_cast<int>(settings.way) << " " << settings.dtype << " "
-                  << (same_bits(ours.gradients[i], by_hand.gradients[i]) || !settings.same_order) << " d "
-                  << settings.depth << " rel " << difference(ours.gradients[i], by_hand.gradients[i]) / big
-                  << " to_plain " << difference(ours.gradients[i], plain.gradients[i]) / big << "\n";
-      }
-  }
   if (!is_rebuilt(settings.way) && settings.same_order) {
     report.expect_same("gradient", plain.gradients, ours.gradients);
   } else if (all_finite(plain.gradients) && all_finite(by_hand.gradients)) {
