@@ -116,7 +116,8 @@ bool uses(const Program& program, const std::string& name) {
   return in(program.f) || in(program.g);
 }
 
-/// Programs that are known not to be as plain, until regrad is corrected.
+/// Programs that are known not to be as plain, until regrad is corrected. (Another known bug is kept out by
+/// separate_gradients in random_program.cpp.)
 bool is_known_bug(const Program& program) {
   const Settings& s = program.settings;
   const bool in_block = s.way == Way::recompute || s.way == Way::reverse || s.way == Way::recompute_block;
@@ -124,12 +125,7 @@ bool is_known_bug(const Program& program) {
   const bool branches_unlike_forward = in_block && s.loss == LossOf::y1 && uses(program, "branch_on_requires_grad");
   // A region around a block of registered modules: their small buffers are changed again in backward.
   const bool changes_buffers_twice = s.way == Way::recompute_block && s.registered;
-  // A region whose gradients for two leaves lie in the same memory makes both `.grad` share it: accumulation adds to
-  // both.
-  const bool in_region =
-      s.way == Way::recompute_functions || s.way == Way::recompute_stack || s.way == Way::recompute_block;
-  const bool shares_gradients = in_region && s.steps == Steps::two;
-  return branches_unlike_forward || changes_buffers_twice || shares_gradients;
+  return branches_unlike_forward || changes_buffers_twice;
 }
 
 /// Drops warnings, such as those about parameters that no module owns.

@@ -406,6 +406,15 @@ torch::Tensor loss_of(const Tensors& outputs, const Settings& settings) {
   return loss;
 }
 
+/// Keeps out a known bug until regrad is corrected: gradients of two leaves that are equal, as those of x1 and x2 in
+/// x1 + x2.view_as(x2), share memory after a backward through a region or block, so that the next step adds to both
+/// twice.
+void separate_gradients(const Tensors& leaves) {
+  for (torch::Tensor leaf : leaves) {
+    if (leaf.grad().defined()) leaf.mutable_grad() = leaf.grad().clone();
+  }
+}
+
 void take_steps(const Settings& settings, const World& world, const Stack& stack, Left& left) {
   torch::Tensor both;
   for (int step = 0; step < (settings.steps == Steps::one ? 1 : 2); ++step) {
@@ -418,6 +427,7 @@ void take_steps(const Settings& settings, const World& world, const Stack& stack
       both = both.defined() ? both + loss : loss;
     } else {
       loss.backward();
+      separate_gradients(world.leaves());
     }
   }
   if (both.defined()) both.backward();
