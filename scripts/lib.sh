@@ -8,7 +8,7 @@ readonly default_torch=2.15.0
 
 packages=(
   ca-certificates git g++ cmake ninja-build ccache mold python3 python3-venv
-  libgtest-dev
+  libgtest-dev librapidcheck-dev
   libcli11-dev libspdlog-dev libfmt-dev nlohmann-json3-dev zlib1g-dev
   dataset-fashion-mnist)
 

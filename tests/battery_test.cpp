@@ -172,6 +172,22 @@ Part conv_block_part(const Memory& memory) {
   return part;
 }
 
+/// Functions that hand their input or a captured tensor on.
+Part identity_block_part(const Memory& memory) {
+  Part part = new_part("identities, " + memory.to_string());
+  const torch::Tensor p = leaf({kBatch, kWidth});
+  part.leaves = {p};
+  const Residue identity = [](torch::Tensor x) { return x; };
+  const Residue view = [](torch::Tensor x) { return x.view({-1}).view({kBatch, kWidth}); };
+  const Residue captured = [p](torch::Tensor) { return p; };
+  const Residues f{identity, view, captured}, g{view, captured, identity};
+  RevBlock block = make_block(f, g, memory);
+  part.plain = [=](const Tensors& x) { return plain_block(x[0], x[1], f, g); };
+  part.ours = [=](const Tensors& x) mutable { return run_block(block, x[0], x[1]); };
+  part.tolerance = {1e-14};  // sums in another order
+  return part;
+}
+
 /// Forward under one strategy, which another replaces before backward.
 Part changed_strategy_part(const Memory& first, const Memory& second) {
   Part part = block_part("lists", 2, first);
@@ -203,6 +219,7 @@ std::vector<Part> block_parts() {
       parts.push_back(lambda_block_part(depth, memory));
     }
     parts.push_back(conv_block_part(memory));
+    parts.push_back(identity_block_part(memory));
     for (const Memory& other : {Memory::store(), Memory::recompute(2), Memory::reverse()}) {
       if (other != memory) parts.push_back(changed_strategy_part(memory, other));
     }
@@ -259,8 +276,19 @@ Residue block_of(Net first, Net second, const Memory& memory) {
   };
 }
 
+/// Gradients that are the cotangent itself, by way of views or not.
+Part identity_part() {
+  Part part = new_part("identities");
+  const torch::Tensor p = leaf({kWidth, kBatch});
+  part.leaves = {p};
+  const auto f = [p](torch::Tensor a, torch::Tensor b) { return b + a.view_as(a) + p.t(); };
+  part.plain = [=](const Tensors& x) { return Tensors{f(x[0], x[1])}; };
+  part.ours = [=](const Tensors& x) { return Tensors{recompute_grad(f)(x[0], x[1])}; };
+  return part;
+}
+
 std::vector<Part> recompute_parts() {
-  std::vector<Part> parts{callable_part()};
+  std::vector<Part> parts{callable_part(), identity_part()};
   parts.push_back(module_part("modules", 2, chain, [](Net first, Net second) -> Residue {
     return [=](torch::Tensor x) { return recompute_grad(second)(recompute_grad(first)(x)); };
   }));

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include <ATen/MemoryOverlap.h>
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/functions/tensor.h>
@@ -307,6 +308,41 @@ Tensors Replay::run_again_for_values(Tensors arguments) const {
   return outputs;
 }
 
+namespace {
+
+/// Functions that hand a gradient on by way of a view make several tensors on one memory. Torch's AccumulateGrad, which
+/// counts the owners of the tensor alone, would make each the `.grad` of a leaf, and later add to both at once. So equal
+/// views become one tensor, as they are without a view, and others that overlap are copied.
+void separate_gradients(variable_list& gradients, const variable_list& cotangents) {
+  std::unordered_multimap<const c10::StorageImpl*, at::Tensor> seen;
+  for (const at::Tensor& cotangent : cotangents) {
+    if (cotangent.has_storage()) seen.emplace(cotangent.storage().unsafeGetStorageImpl(), cotangent);
+  }
+  const auto is_cotangent = [&](const at::Tensor& tensor) {
+    return std::any_of(cotangents.begin(), cotangents.end(), [&](const at::Tensor& c) { return c.is_same(tensor); });
+  };
+  for (at::Tensor& gradient : gradients) {
+    if (!gradient.defined() || !gradient.has_storage()) continue;
+    const auto [first, last] = seen.equal_range(gradient.storage().unsafeGetStorageImpl());
+    for (auto other = first; other != last; ++other) {
+      const at::Tensor& t = other->second;
+      const bool same_view = t.sizes() == gradient.sizes() && t.strides() == gradient.strides() &&
+                             t.storage_offset() == gradient.storage_offset() && t.dtype() == gradient.dtype();
+      if (same_view) {
+        gradient = t;
+        break;
+      }
+      if (!is_cotangent(t) && at::get_overlap_status(t, gradient) != at::MemOverlapStatus::No) {
+        gradient = gradient.clone();
+        break;
+      }
+    }
+    seen.emplace(gradient.storage().unsafeGetStorageImpl(), gradient);
+  }
+}
+
+}  // namespace
+
 /// While it lives, bridges lead nowhere, so that the engine does not search what lies behind, and the function's state is
 /// what the run left of it.
 class Replay::Rerun::ProductScope {
@@ -360,6 +396,7 @@ variable_list Replay::Rerun::vector_jacobian(variable_list cotangents, const std
     result = Engine::get_default_engine().execute(roots, root_gradients, keep_graph || create_graph_, create_graph_,
                                                   /*accumulate_grad=*/false, captures);
   });
+  if (!create_graph_) separate_gradients(result, root_gradients);
   for (size_t i = 0; i < captured.size(); ++i) gradients[captured[i]] = std::move(result[i]);
   return gradients;
 }

@@ -26,8 +26,16 @@ std::shared_ptr<const Function> make_function(const Residual& residual, size_t l
   function->name = "layers." + std::to_string(layer) + "." + which;
   function->owner = owner_of(residual.modules());
   function->run = [residual](const Tensors& arguments) {
-    const at::Tensor result = residual(arguments.front(), Tensors(arguments.begin() + 1, arguments.end()));
-    // A view, so that the result is the function's own also where it returns its input or a captured tensor.
+    return Tensors{residual(arguments.front(), Tensors(arguments.begin() + 1, arguments.end()))};
+  };
+  return function;
+}
+
+/// The same function for replays. Where it returns its input or a captured tensor, a view of that: a result of its own.
+std::shared_ptr<const Function> with_own_result(const std::shared_ptr<const Function>& plain) {
+  auto function = std::make_shared<Function>(*plain);
+  function->run = [plain](const Tensors& arguments) {
+    const at::Tensor result = plain->run(arguments).front();
     return Tensors{result.defined() && result.requires_grad() ? result.view_as(result) : result};
   };
   return function;
@@ -52,6 +60,7 @@ BlockFunctions::BlockFunctions(const std::vector<Residual>& f, const std::vector
     takes_side_inputs_.push_back(f[layer].takes_side_inputs());
     takes_side_inputs_.push_back(g[layer].takes_side_inputs());
   }
+  for (const auto& function : functions_) replayed_.push_back(with_own_result(function));
 }
 
 void BlockFunctions::check_side_inputs(const SideInputs& side) const {
@@ -101,7 +110,7 @@ std::tuple<at::Tensor, at::Tensor> BlockFunctions::forward(const at::Tensor& x1,
   for (size_t step = 0; step < functions_.size(); ++step) {
     call->keep_before(step, streams);
     streams[step % 2] =
-        BlockCall::first_step(call, functions_[step], streams, side_of(side, step), environment, leaves);
+        BlockCall::first_step(call, replayed_[step], streams, side_of(side, step), environment, leaves);
   }
   call->keep_last(streams);
   return {streams[0], streams[1]};

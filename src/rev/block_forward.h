@@ -29,6 +29,7 @@ class BlockFunctions {
   at::Tensor run(size_t step, const at::Tensor& stream, const SideInputs& side) const;
 
   std::vector<std::shared_ptr<const Function>> functions_;
+  std::vector<std::shared_ptr<const Function>> replayed_;
   std::vector<bool> takes_side_inputs_;
 };
 

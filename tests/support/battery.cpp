@@ -39,6 +39,7 @@ class Battery {
       values_and_gradients(
           [](torch::Tensor x) { return x.dim() == 4 ? x.contiguous(at::MemoryFormat::ChannelsLast) : x; });
     });
+    check("two steps that add their gradients", [&] { accumulation(); });
     check("some inputs without grad", [&] { some_inputs_without_grad(); });
     check("finite differences", [&] { finite_differences(); });
     check("gradient penalty", [&] { gradient_penalty(); });
@@ -137,6 +138,22 @@ class Battery {
     expect_close(plain.buffers_after_backward, ours.buffers_after_backward);
     EXPECT_EQ(plain.after_forward, ours.after_forward);
     EXPECT_EQ(plain.after_backward, ours.after_backward);
+  }
+
+  /// With a loss whose gradient is one dense tensor, which identities hand on.
+  void accumulation() const {
+    const auto steps = [&](const Program& program) {
+      start();
+      for (int step = 0; step < 2; ++step) {
+        torch::Tensor loss = torch::zeros({}, torch::kDouble);
+        for (const torch::Tensor& output : program(part_.inputs)) {
+          if (output.requires_grad()) loss = loss + (output * torch::ones_like(output)).sum();
+        }
+        loss.backward();
+      }
+      return take_gradients(all_);
+    };
+    expect_close(steps(part_.plain), steps(part_.ours), rounding(part_.tolerance));
   }
 
   void some_inputs_without_grad() const {
