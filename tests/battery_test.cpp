@@ -178,7 +178,7 @@ Part identity_block_part(const Memory& memory) {
   const torch::Tensor p = leaf({kBatch, kWidth});
   part.leaves = {p};
   const Residue identity = [](torch::Tensor x) { return x; };
-  const Residue view = [](torch::Tensor x) { return x.view({-1}).view({kBatch, kWidth}); };
+  const Residue view = [](torch::Tensor x) { return x.t().t(); };
   const Residue captured = [p](torch::Tensor) { return p; };
   const Residues f{identity, view, captured}, g{view, captured, identity};
   RevBlock block = make_block(f, g, memory);
