@@ -4,6 +4,8 @@
 
 #include <atomic>
 #include <barrier>
+#include <chrono>
+#include <condition_variable>
 #include <mutex>
 #include <thread>
 
@@ -288,6 +290,51 @@ TEST(Threads, Clause9_FunctionsThatTakeAMutex) {
         found[static_cast<size_t>(i)] = grad({i % 2 == 0 ? shared : forward()}, {x, p}, {}, true);
       });
       for (const Tensors& gradients : found) expect_close(expected, gradients);
+    }
+  }
+}
+
+/// A place where two threads meet. Gives up in the end, so that a lock which keeps one of them away fails the test.
+class Meeting {
+ public:
+  void wait() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    const int64_t meeting = ++arrivals_;
+    changed_.notify_all();
+    const bool met = changed_.wait_for(lock, std::chrono::seconds(20),
+                                       [&] { return missed_ || arrivals_ >= meeting + meeting % 2; });
+    if (met) return;
+    missed_ = true;
+    ADD_FAILURE() << "only one of two threads is inside the function";
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  int64_t arrivals_ = 0;
+  bool missed_ = false;
+};
+
+/// Two passes through one graph, whose second runs wait for each other.
+TEST(Threads, Clause9_FunctionsThatMeetInTheirSecondRuns) {
+  auto generator = at::detail::createCPUGenerator(11);
+  const auto x = randn({kRows, kFeatures}, generator).requires_grad_();
+  const auto p = randn({kFeatures}, generator).requires_grad_();
+  Meeting meeting;
+  const auto f = [&, p](const torch::Tensor& t) {
+    if (regrad::is_recomputing()) meeting.wait();
+    return (t * p).sin();
+  };
+  for (const Memory& memory : kStrategies) {
+    SCOPED_TRACE(memory.to_string());
+    regrad::RevBlock block(regrad::RevBlockOptions(2).f(f).g(f).memory(memory));
+    const auto [y1, y2] = block->forward(x, x * 2);
+    const auto loss = (y1 * recompute_grad(f)(y2)).sum();
+    for (int repetition = 0; repetition < 20; ++repetition) {
+      std::vector<Tensors> found(2);
+      in_threads(2, [&](int i) { found[static_cast<size_t>(i)] = grad({loss}, {x, p}, {}, true); });
+      expect_close(found[0], found[1]);
+      if (HasFailure()) return;
     }
   }
 }
