@@ -15,26 +15,36 @@ namespace regrad::detail {
 
 namespace {
 
-/// The first copy-on-write clone converts the storage without a lock of its own. Held for that alone.
+/// The first copy-on-write clone converts the storage without a lock of its own. Held for that alone, and to look at
+/// storages, which are neither plain nor converted meanwhile.
 std::mutex conversion_mutex;
 
-}  // namespace
-
-bool can_be_copy_on_write(const at::Tensor& tensor) {
-  if (tensor.layout() != at::kStrided || tensor.is_nested() || tensor.is_quantized() || !(tensor.is_cpu() || tensor.is_cuda()) ||
-      !tensor.has_storage() || tensor.is_conj() || tensor.is_neg() || tensor.key_set().has(c10::DispatchKey::Python)) {
+/// Under the mutex.
+bool is_plain_or_converted(const at::Tensor& tensor) {
+  if (tensor.layout() != at::kStrided || tensor.is_nested() || tensor.is_quantized() ||
+      !(tensor.is_cpu() || tensor.is_cuda()) || !tensor.has_storage() || tensor.is_conj() || tensor.is_neg() ||
+      tensor.key_set().has(c10::DispatchKey::Python)) {
     return false;
   }
   const c10::StorageImpl& storage = *tensor.storage().unsafeGetStorageImpl();
   return c10::impl::cow::has_simple_data_ptr(storage) || c10::impl::cow::is_cow_data_ptr(storage.data_ptr());
 }
 
+}  // namespace
+
+bool can_be_copy_on_write(const at::Tensor& tensor) {
+  const std::lock_guard<std::mutex> lock(conversion_mutex);
+  return is_plain_or_converted(tensor);
+}
+
 at::Tensor copy_on_write_alias(const at::Tensor& tensor) {
   if (!tensor.defined()) return tensor;
   const c10::NoGradGuard no_grad;
-  if (!can_be_copy_on_write(tensor)) return tensor.detach();
-  const std::lock_guard<std::mutex> lock(conversion_mutex);
-  return tensor._lazy_clone();
+  {
+    const std::lock_guard<std::mutex> lock(conversion_mutex);
+    if (is_plain_or_converted(tensor)) return tensor._lazy_clone();
+  }
+  return tensor.detach();
 }
 
 at::Tensor copy_with_storage(const at::Tensor& tensor) {

@@ -136,7 +136,11 @@ void OperatorObserver::on_start(const at::RecordFunction& op) {
 
 void OperatorObserver::on_end(const at::RecordFunction& op) {
   if (!op.operator_name().has_value() || depth_ == 0 || --depth_ > 0) return;
-  for (const c10::IValue& value : op.outputs()) see_output(value);
+  try {
+    for (const c10::IValue& value : op.outputs()) see_output(value);
+  } catch (...) {
+    failure_ = std::current_exception();
+  }
 }
 
 void OperatorObserver::see_input(const c10::IValue& value, bool is_written, bool is_read) {
