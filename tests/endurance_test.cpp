@@ -395,7 +395,7 @@ void expect_no_growth(const std::function<void()>& step) {
 
 torch::nn::Sequential small_net() { return torch::nn::Sequential(torch::nn::BatchNorm1d(4), torch::nn::Dropout(0.1)); }
 
-TEST_F(Endurance, Clause8_TenThousandStepsOfABlock) {
+TEST_F(Endurance, C33_TenThousandStepsOfABlock) {
   const auto x = torch::randn({3, 4});
   regrad::RevBlock block(regrad::RevBlockOptions(1).f(small_net()).g(torch::nn::Linear(4, 4)));
   expect_no_growth([&] {
@@ -405,7 +405,7 @@ TEST_F(Endurance, Clause8_TenThousandStepsOfABlock) {
   });
 }
 
-TEST_F(Endurance, Clause8_TenThousandStepsOfARegion) {
+TEST_F(Endurance, C33_TenThousandStepsOfARegion) {
   const auto region = recompute_grad([net = small_net()](torch::Tensor t) mutable { return net->forward(t); });
   expect_no_growth([&] {
     const auto x = x_.to(torch::kFloat);
@@ -415,7 +415,7 @@ TEST_F(Endurance, Clause8_TenThousandStepsOfARegion) {
 }
 
 /// A step that fails, in forward and in backward by turns.
-TEST_F(Endurance, Clause8_TenThousandStepsThatFail) {
+TEST_F(Endurance, C33_TenThousandStepsThatFail) {
   const Residue f = function_with(nullptr);
   const SilentWarnings silent;
   int step = 0;

@@ -265,7 +265,7 @@ TEST(Threads, Clause9_SeventyRegionsInsideEachOther) {
 
 /// Functions that take a mutex of the user's, in both passes and in several branches of a graph: a lock of ours that
 /// were held meanwhile could be waited for by whoever holds that mutex.
-TEST(Threads, Clause9_FunctionsThatTakeAMutex) {
+TEST(Threads, C33_FunctionsThatTakeAMutex) {
   auto generator = at::detail::createCPUGenerator(8);
   std::mutex mutex;
   const auto x = randn({kRows, kFeatures}, generator).requires_grad_();
