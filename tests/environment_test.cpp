@@ -74,6 +74,23 @@ TEST_F(UnderAutocast, C14_PlainCodeAfterAReplayInTheSameScope) {
   EXPECT_TRUE(p.grad().defined());
 }
 
+// The replay's casts lead to private nodes: code that found them in the cache would lose its gradient.
+TEST_F(UnderAutocast, C14_PlainCodeAfterAReplayInAnotherScope) {
+  const auto program = [&](auto wrap) {
+    return [&, wrap] {
+      torch::Tensor y;
+      {
+        const Autocast autocast;
+        y = wrap([this](torch::Tensor t) { return t.mm(p); })(x);
+      }
+      const Autocast autocast;
+      y.sum().backward();
+      return Tensors{x.mm(p)};
+    };
+  };
+  expect_like_plain({x, p}, program([](auto f) { return f; }), program([](auto f) { return recompute_grad(f); }));
+}
+
 TEST_F(UnderAutocast, C14_Blocks) {
   // Each weight once per function: several uses in a region are summed before those of other regions, which rounds
   // differently in bfloat16.

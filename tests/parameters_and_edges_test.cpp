@@ -279,6 +279,22 @@ TEST_F(ParametersAndEdges, C7_FunctionsThatIgnoreTheirInput) {
   }
 }
 
+TEST_F(ParametersAndEdges, C7_ASideInputThatNoFunctionUsesCallsNoHooks) {
+  const auto unused = leaf({4}) * 1;
+  int fired = 0;
+  unused.register_hook([&](const torch::Tensor& gradient) {
+    ++fired;
+    return gradient * 10;
+  });
+  const auto f = [](const torch::Tensor& t, const std::vector<torch::Tensor>&) { return t.sin(); };
+  for (const auto& memory : {regrad::Memory::store(), regrad::Memory::recompute(1), regrad::Memory::reverse()}) {
+    regrad::RevBlock block(regrad::RevBlockOptions(2).f(f).g(f).memory(memory));
+    const auto [y1, y2] = block->forward(x, x * 2, {.f = {unused}, .g = {unused}});
+    (y1 + y2).sum().backward();
+  }
+  EXPECT_EQ(fired, 0);
+}
+
 TEST_F(ParametersAndEdges, C7_ParameterUsedUnderNoGradAlone) {
   const Residue f = [&](torch::Tensor t) {
     torch::Tensor scale;

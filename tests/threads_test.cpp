@@ -339,6 +339,55 @@ TEST(Threads, Clause9_FunctionsThatMeetInTheirSecondRuns) {
   }
 }
 
+/// Batch norm in training mode: a second run works on a copy of the statistics, in the place of the module's own.
+TEST(Threads, Clause9_TwoPassesThatChangeOneBufferAreRefused) {
+  auto generator = at::detail::createCPUGenerator(12);
+  const auto x = randn({kRows, kFeatures}, generator).requires_grad_();
+  torch::nn::BatchNorm1d norm(kFeatures);
+  norm->to(torch::kDouble);
+  std::function<void()> meanwhile;
+  const auto f = [&, norm](const torch::Tensor& t) mutable {
+    if (regrad::is_recomputing() && meanwhile) std::exchange(meanwhile, nullptr)();
+    return norm->forward(t);
+  };
+  for (const Memory& memory : {Memory::recompute(1), Memory::reverse()}) {
+    SCOPED_TRACE(memory.to_string());
+    const std::vector<std::shared_ptr<torch::nn::Module>> modules{norm.ptr()};
+    regrad::RevBlock block(regrad::RevBlockOptions(1)
+                               .f(regrad::each_layer(regrad::Residual(modules, f)))
+                               .g(regrad::each_layer(regrad::Residual(modules, f)))
+                               .memory(memory));
+    const auto forward = [&] {
+      const auto [y1, y2] = block->forward(x, x * 2);
+      return (y1 * y2).sum();
+    };
+    const auto first = forward(), second = forward();
+    const Tensors expected = grad({first}, {x}, {}, true);
+    const Tensors buffers = [&] {
+      Tensors copies;
+      for (const auto& buffer : norm->buffers()) copies.push_back(buffer.clone());
+      return copies;
+    }();
+    int refused = 0;
+    meanwhile = [&] {
+      std::thread([&] {
+        for (const auto& attempt :
+             std::vector<std::function<void()>>{[&] { grad({second}, {x}); }, [&] { forward(); }}) {
+          try {
+            attempt();
+          } catch (const regrad::Error& error) {
+            if (error.kind() == regrad::ErrorKind::unsupported) ++refused;
+          }
+        }
+      }).join();
+    };
+    expect_close(expected, grad({first}, {x}));
+    EXPECT_EQ(refused, 2) << "a backward and a forward in another thread";
+    expect_close(buffers, norm->buffers());
+    forward();
+  }
+}
+
 /// What a function captured runs code of its own when it goes: it may call regrad, and take the user's locks.
 TEST(Threads, Clause9_ReleaseRunsUserCodeWithoutOurLocks) {
   auto generator = at::detail::createCPUGenerator(9);

@@ -120,7 +120,7 @@ FirstRun Replay::first_run(std::shared_ptr<const Function> function, const Tenso
 
   FirstRun result;
   replay->generators_ = GeneratorStates::capture();
-  replay->state_ = State(replay->function_->owner.get());
+  replay->state_ = State(replay->function_->owner.get(), replay->function_->name);
   const NodeOrigin origin;
   {
     OperatorObserver observer(arguments, origin);
@@ -349,6 +349,7 @@ class Replay::Rerun::ProductScope {
  public:
   explicit ProductScope(Rerun& rerun) : rerun_(rerun) {
     const std::lock_guard<std::mutex> lock(rerun_.products_->mutex);
+    rerun_.state_.claim(claims_, rerun_.function_name_);
     if (rerun_.products_->count++ > 0) return;
     for (const auto& node : rerun_.ends_) {
       if (node != nullptr) node->detach_bridge();
@@ -368,6 +369,7 @@ class Replay::Rerun::ProductScope {
 
  private:
   Rerun& rerun_;
+  ExchangeClaims claims_;
 };
 
 variable_list Replay::Rerun::vector_jacobian(variable_list cotangents, const std::vector<bool>& needed,

@@ -36,11 +36,12 @@ void check_same_kind(const at::Tensor& tensor, const at::Tensor& before, const s
 
 }  // namespace
 
-State::State(const Owner* owner) {
+State::State(const Owner* owner, const std::string& function_name) {
   if (owner == nullptr) return;
   modes_ = owner->training_modes();
   for (const at::Tensor& buffer : owner->buffers()) {
     if (!buffer.defined() || !can_be_copy_on_write(buffer)) continue;
+    ExchangeClaims::check_free(buffer, function_name);
     buffers_.push_back(buffer);
     buffers_before_.push_back(snapshot(buffer));
   }
@@ -107,6 +108,10 @@ void State::Substitutes::add(const at::Tensor& tensor, c10::DataPtr memory) {
   substitutes_.push_back({tensor.detach(), std::move(memory), version});
 }
 
+void State::Substitutes::claim(ExchangeClaims& claims, const std::string& function_name) const {
+  for (const Substitute& s : substitutes_) claims.add(s.tensor, function_name);
+}
+
 void State::Substitutes::exchange() noexcept {
   for (Substitute& s : substitutes_) {
     s.memory = s.tensor.storage().unsafeGetStorageImpl()->set_data_ptr(std::move(s.memory));
@@ -149,6 +154,7 @@ void State::Scope::substitute(const at::Tensor& tensor, const at::Tensor& before
   if (before.defined() && !is_written && unchanged(tensor, before)) return;
   if (before.defined()) check_same_kind(tensor, before, function_name);
   if (substitutes_.contain(tensor)) return;
+  claims_.add(tensor, function_name);
   const at::DisableRecordFunctionGuard not_observed;  // as in snapshot()
   at::Tensor copy = copy_with_storage(before.defined() ? before : tensor);
   substitutes_.add(tensor, copy.storage().unsafeGetStorageImpl()->set_data_ptr(c10::DataPtr()));

@@ -7,6 +7,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Allocator.h>
 
+#include "core/exchange_claims.h"
 #include "core/operator_observer.h"
 #include "regrad/detail/function.h"
 
@@ -22,7 +23,8 @@ class State {
   State() = default;
 
   /// Right before the first run. Owner may be null.
-  explicit State(const Owner* owner);
+  /// @throws Error (unsupported) when a pass in another thread works on one of its buffers.
+  State(const Owner* owner, const std::string& function_name);
 
   /// Right after it, with what was seen of it.
   /// @throws Error (unsupported) when it changed a tensor with a gradient history in place.
@@ -42,6 +44,9 @@ class State {
    public:
     bool contain(const at::Tensor& tensor) const;
     void add(const at::Tensor& tensor, c10::DataPtr memory);
+
+    /// @throws Error (unsupported) when a pass in another thread has exchanged one of them.
+    void claim(ExchangeClaims& claims, const std::string& function_name) const;
 
     /// Exchanges memory and version of each tensor with what is put aside.
     void exchange() noexcept;
@@ -69,6 +74,7 @@ class State {
     void substitute(const at::Tensor& tensor, const at::Tensor& before, bool is_written,
                     const std::string& function_name);
 
+    ExchangeClaims claims_;
     Substitutes substitutes_;
     Substitutes* left_;
     const Owner* owner_;

@@ -3,6 +3,8 @@
 // Differences between Torch versions, in one place.
 
 #include <memory>
+#include <string_view>
+#include <type_traits>
 #include <utility>
 
 #include <torch/csrc/autograd/edge.h>
@@ -39,5 +41,16 @@ Owned<N> make_node(Args&&... args) {
 }
 
 #endif
+
+/// A kind of debug info that is none of Torch's own. Kinds are told apart by the address of their name, in earlier versions
+/// by a number.
+template <class Kind>
+constexpr Kind own_debug_info_kind(const std::string_view* name) {
+  if constexpr (std::is_enum_v<Kind>) {
+    return static_cast<Kind>(0x52);
+  } else {
+    return Kind(name);
+  }
+}
 
 }  // namespace regrad::detail
