@@ -156,8 +156,9 @@ void OperatorObserver::see_input(const c10::IValue& value, bool is_written, bool
     // A tensor will be set on it, which does not make its memory.
     const c10::Storage storage = value.toStorage();
     const void* memory = storage.unsafeGetStorageImpl();
-    if (!made_.contains(memory))
+    if (!made_.contains(memory)) {
       outside_.try_emplace(memory, Outside{WeakTensor(at::Tensor().getIntrusivePtr()), storage.getWeakStorageImpl()});
+    }
   }
 }
 

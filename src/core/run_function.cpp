@@ -1,15 +1,10 @@
 #include "core/run_function.h"
 
 #include <c10/core/impl/COW.h>
-#include <torch/csrc/autograd/variable.h>
 
-#include "core/edges.h"
-#include "core/kept_tensor.h"
 #include "regrad/error.h"
 
 namespace regrad::detail {
-
-using torch::autograd::Edge;
 
 namespace {
 
@@ -32,25 +27,21 @@ void explain_refusal(const std::string& function_name, const std::function<void(
   } catch (const c10::Error& error) {
     if (!is_refusal(error)) throw;
     throw_error(ErrorKind::unsupported,
-                function_name + " has a kernel that asks for writable memory inside at::parallel_for, of a tensor that "
-                                "shares its memory copy-on-write. Take the pointer before the loop, or use "
-                                "const_data_ptr where it is only read.");
+                function_name +
+                    " has a kernel that asks for writable memory inside at::parallel_for, of a tensor that "
+                    "shares its memory copy-on-write. Take the pointer before the loop, or use "
+                    "const_data_ptr where it is only read.");
   }
 }
 
-Tensors run_function(const Function& function, Tensors& arguments, const std::function<Tensors()>& undo) {
+Tensors run_function(const Function& function, const Tensors& arguments, const std::function<Tensors()>& undo) {
   try {
     return function.run(arguments);
   } catch (const c10::Error& error) {
     if (!is_refusal(error)) throw;
   }
   for (const at::Tensor& tensor : undo()) own_memory(tensor);
-  for (at::Tensor& argument : arguments) {
-    if (!argument.defined() || !can_be_copy_on_write(argument)) continue;
-    const Edge edge = gradient_edge(argument);
-    argument = copy_with_storage(argument);
-    if (edge.is_valid()) torch::autograd::impl::set_gradient_edge(argument, edge);
-  }
+  for (const at::Tensor& argument : arguments) own_memory(argument);
   Tensors outputs;
   explain_refusal(function.name, [&] { outputs = function.run(arguments); });
   return outputs;

@@ -13,7 +13,7 @@ namespace regrad::detail {
 /// copy-on-write. Then `undo` takes back what the function did and returns the tensors from outside that it may use,
 /// and the function runs once more, with arguments and these tensors in memory of their own.
 /// @throws Error (unsupported) when it is refused again, and what the function throws.
-Tensors run_function(const Function& function, Tensors& arguments, const std::function<Tensors()>& undo);
+Tensors run_function(const Function& function, const Tensors& arguments, const std::function<Tensors()>& undo);
 
 /// Calls `program`, which runs kernels of the function so named, and turns a refusal of shared memory into an error
 /// that says what to do.
