@@ -263,6 +263,26 @@ TEST(Threads, Clause9_SeventyRegionsInsideEachOther) {
   }
 }
 
+torch::Tensor around_norm(int depth, torch::nn::BatchNorm1d norm, const torch::Tensor& x) {
+  if (depth == 0) return norm->forward(x);
+  return recompute_grad([=](const torch::Tensor& t) { return around_norm(depth - 1, norm, t); })(x);
+}
+
+/// All levels exchange the same buffers. Beyond a depth of sixty the engine goes on in another thread, which is no
+/// other pass.
+TEST(Threads, Clause9_SeventyRegionsAroundABatchNorm) {
+  auto generator = at::detail::createCPUGenerator(13);
+  const auto x = randn({kRows, kFeatures}, generator).requires_grad_();
+  torch::nn::BatchNorm1d norm(kFeatures);
+  norm->to(torch::kDouble);
+  const Tensors expected = grad({norm->forward(x).sin().sum()}, {x, norm->weight});
+  const auto y = around_norm(70, norm, x);
+  const Tensors buffers = copies(norm->buffers());
+  expect_close(expected, grad({y.sin().sum()}, {x, norm->weight}));
+  expect_close(buffers, norm->buffers());
+  EXPECT_EQ(norm->num_batches_tracked.item<int64_t>(), 2);
+}
+
 /// Functions that take a mutex of the user's, in both passes and in several branches of a graph: a lock of ours that
 /// were held meanwhile could be waited for by whoever holds that mutex.
 TEST(Threads, C33_FunctionsThatTakeAMutex) {
@@ -363,11 +383,7 @@ TEST(Threads, Clause9_TwoPassesThatChangeOneBufferAreRefused) {
     };
     const auto first = forward(), second = forward();
     const Tensors expected = grad({first}, {x}, {}, true);
-    const Tensors buffers = [&] {
-      Tensors copies;
-      for (const auto& buffer : norm->buffers()) copies.push_back(buffer.clone());
-      return copies;
-    }();
+    const Tensors buffers = copies(norm->buffers());
     int refused = 0;
     meanwhile = [&] {
       std::thread([&] {
