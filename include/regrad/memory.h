@@ -10,7 +10,7 @@ namespace regrad {
 /// How a block of layers gets its activations back in backward. A value: copy and compare it freely.
 ///
 /// L: layers; a: bytes of the pair of streams; g: bytes that Torch saves for the backward of one layer. Beside it,
-/// about 2 KB a layer are held, and 5 KB more for each function that draws random numbers.
+/// about 2 KB a layer are held, and 2.5 KB more for each function that draws random numbers.
 ///
 /// | strategy          | held between forward and backward | extra evaluations | gradients against plain      |
 /// |-------------------|-----------------------------------|-------------------|------------------------------|

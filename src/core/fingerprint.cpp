@@ -60,6 +60,7 @@ std::vector<float> take_sample(const at::Tensor& tensor) {
   const T* data = static_cast<const T*>(tensor.const_data_ptr());
   std::vector<float> values;
   const int64_t count = tensor.numel();
+  values.reserve(static_cast<size_t>(std::min(kSampleSize, count)));
   for (int64_t i = 0; i < std::min(kSampleSize, count); ++i) {
     // Scattered by the golden ratio: equal distances could all fall on one column, and that be padding.
     const uint64_t scattered = static_cast<uint64_t>(i + 1) * 0x9E3779B97F4A7C15U >> 32;

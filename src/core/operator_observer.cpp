@@ -115,7 +115,6 @@ void OperatorObserver::on_start(const at::RecordFunction& op) {
   const auto name = op.operator_name();
   if (!name.has_value()) return;  // a scope that the user marks, not an operator
   if (depth_++ > 0) return;
-  const at::DisableRecordFunctionGuard not_our_own;
   try {
     const WrittenArguments& written = written_arguments(op, *name);
     const auto inputs = op.inputs();

@@ -35,8 +35,13 @@ std::shared_ptr<const Function> make_function(const Residual& residual, size_t l
 std::shared_ptr<const Function> with_own_result(const std::shared_ptr<const Function>& plain) {
   auto function = std::make_shared<Function>(*plain);
   function->run = [plain](const Tensors& arguments) {
+    const NodeOrigin origin;
     const at::Tensor result = plain->run(arguments).front();
-    return Tensors{result.defined() && result.requires_grad() ? result.view_as(result) : result};
+    if (!result.defined() || !result.requires_grad()) return Tensors{result};
+    const bool is_argument = std::any_of(arguments.begin(), arguments.end(),
+                                         [&](const at::Tensor& argument) { return argument.is_same(result); });
+    const bool is_own = !is_argument && !result.is_leaf() && origin.made_here(*result.grad_fn());
+    return Tensors{is_own ? result : result.view_as(result)};
   };
   return function;
 }
