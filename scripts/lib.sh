@@ -186,11 +186,11 @@ set_up() {
   [[ -z $torch_version ]] || build_dir+="-torch-$torch_version"
 }
 
-# build_regrad [arguments to cmake's configuration]
+# build_regrad [target]
 build_regrad() {
   (
     cd "$repository" # where the presets are
-    cmake --preset "$preset" -B "$build_dir" -DTorch_DIR="$torch_dir" "$@"
-    cmake --build "$build_dir" --parallel "$(nproc)"
+    cmake --preset "$preset" -B "$build_dir" -DTorch_DIR="$torch_dir"
+    cmake --build "$build_dir" --parallel "$(nproc)" --target "${1:-all}"
   )
 }

@@ -11,6 +11,7 @@
 #include "support/compare.h"
 #include "support/engine_queue.h"
 #include "support/failing_allocator.h"
+#include "support/surroundings.h"
 
 using namespace regrad::testing;
 using regrad::Memory;
@@ -163,26 +164,8 @@ std::vector<Step> all_steps() {
   };
 }
 
-/// Settings of the thread, none of which a step may change.
-struct ThreadSettings {
-  bool grad_mode = torch::GradMode::is_enabled();
-  bool inference_mode = c10::InferenceMode::is_enabled();
-  bool autocast = at::autocast::is_autocast_enabled(at::kCPU);
-  bool autocast_cache = at::autocast::is_autocast_cache_enabled();
-  at::ScalarType autocast_dtype = at::autocast::get_autocast_dtype(at::kCPU);
-  bool recomputing = regrad::is_recomputing();
-  bool callbacks = at::hasCallbacks();
-  bool operator==(const ThreadSettings&) const = default;
-};
-
 bool equals_one_of(const torch::Tensor& tensor, const Tensors& list) {
   return std::any_of(list.begin(), list.end(), [&](const torch::Tensor& other) { return tensor.equal(other); });
-}
-
-Tensors copies(const Tensors& tensors) {
-  Tensors result;
-  for (const auto& tensor : tensors) result.push_back(tensor.detach().clone());
-  return result;
 }
 
 /// Runs one step again and again from the same state, and knows what it leaves when nothing fails.
@@ -303,7 +286,7 @@ class Rehearsal {
   }
 
   void expect_nothing_else_changed() {
-    EXPECT_TRUE(ThreadSettings() == settings_);
+    EXPECT_EQ(thread_settings(), settings_);
     EXPECT_EQ(modes(), modes_);
     for (const auto& leaf : leaves_) EXPECT_TRUE(leaf.requires_grad());
     SCOPED_TRACE("parameters and input");
@@ -321,7 +304,7 @@ class Rehearsal {
   }
 
   FailingAllocator& allocator_ = FailingAllocator::instance();
-  const ThreadSettings settings_;
+  const std::string settings_ = thread_settings();
   const EngineQueue queue_;
   Step step_;
   torch::Tensor x_;

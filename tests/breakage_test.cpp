@@ -92,8 +92,8 @@ TEST(Breakage, C30_DataPtrInsideParallelFor) {
   const auto x = leaf({16, 2});
   const auto f = [](torch::Tensor t) { return t * doubled(t); };
   // A column: not dense, and not at the start of its memory.
-  expect_like_plain({x}, [&] { return Tensors{f(x.select(1, 1))}; },
-                    [&] { return Tensors{recompute_grad(f)(x.select(1, 1))}; });
+  expect_like_plain(
+      {x}, [&] { return Tensors{f(x.select(1, 1))}; }, [&] { return Tensors{recompute_grad(f)(x.select(1, 1))}; });
 }
 
 TEST(Breakage, C30_DataPtrInsideParallelForOfWhatIsCaptured) {

@@ -27,7 +27,8 @@ struct CallersTensors : ::testing::Test {
   /// and a block under every strategy.
   void check_region(const std::function<Tensors(Residue)>& program, Tolerance tolerance = kRounding) {
     SCOPED_TRACE("region");
-    expect_like_plain(leaves, [&] { return program(f); }, [&] { return program(recompute_grad(f)); }, tolerance);
+    expect_like_plain(
+        leaves, [&] { return program(f); }, [&] { return program(recompute_grad(f)); }, tolerance);
   }
   using Streams = std::function<Tensors(torch::Tensor, torch::Tensor)>;
   void check_block(const std::function<Tensors(Streams)>& program) {
@@ -66,10 +67,17 @@ TEST_F(CallersTensors, C18_ReluOnBothSides) {
     // Functions that save neither what they read nor what they return, so that plain allows both in place.
     const Residue adds = [this](torch::Tensor t) { return (t + p).sin() + q; };
     const auto region_program = [&](Residue r) { return Tensors{relu(r(relu(x * 1)))}; };
-    expect_like_plain(leaves, [&] { return region_program(adds); }, [&] { return region_program(recompute_grad(adds)); },
-                      kRounding);
-    expect_block_like_plain(leaves, {adds, adds}, {adds, adds}, [&] { return Tensors{relu(x * 1), relu(x * -1)}; },
-                            kRounding, [&](Tensors y) { return Tensors{relu(y[0]), relu(y[1])}; });
+    expect_like_plain(
+        leaves, [&] { return region_program(adds); }, [&] { return region_program(recompute_grad(adds)); }, kRounding);
+    expect_block_like_plain(
+        leaves, {adds, adds}, {adds, adds},
+        [&] {
+          return Tensors{relu(x * 1), relu(x * -1)};
+        },
+        kRounding,
+        [&](Tensors y) {
+          return Tensors{relu(y[0]), relu(y[1])};
+        });
   }
 }
 
@@ -82,7 +90,8 @@ TEST_F(CallersTensors, C18_InPlaceOnAnInputAfterForward) {
     h.mul_(5);
     return Tensors{y, h};
   };
-  expect_like_plain(leaves, [&] { return program(adds); }, [&] { return program(recompute_grad(adds)); }, kRounding);
+  expect_like_plain(
+      leaves, [&] { return program(adds); }, [&] { return program(recompute_grad(adds)); }, kRounding);
   for (const Strategy& strategy : kStrategies) {
     SCOPED_TRACE(strategy.memory.to_string());
     RevBlock block = make_block({adds, adds}, {adds, adds}, strategy.memory);
@@ -93,9 +102,13 @@ TEST_F(CallersTensors, C18_InPlaceOnAnInputAfterForward) {
       x2.zero_();
       return Tensors{y[0], y[1], x1, x2};
     };
-    expect_like_plain(leaves, [&] { return block_program([&](auto a, auto b) { return plain_block(a, b, {adds, adds}, {adds, adds}); }); },
-                      [&] { return block_program([&](auto a, auto b) { return run_block(block, a, b); }); },
-                      at_least(strategy.tolerance, kRounding));
+    expect_like_plain(
+        leaves,
+        [&] { return block_program([&](auto a, auto b) {
+                return plain_block(a, b, {adds, adds}, {adds, adds});
+              }); },
+        [&] { return block_program([&](auto a, auto b) { return run_block(block, a, b); }); },
+        at_least(strategy.tolerance, kRounding));
   }
 }
 
@@ -107,7 +120,8 @@ TEST_F(CallersTensors, C18_InPlaceOnAnOutput) {
     y.select(0, 1).mul_(2);
     return Tensors{y};
   };
-  expect_like_plain(leaves, [&] { return program(adds, x); }, [&] { return program(recompute_grad(adds), x); }, kRounding);
+  expect_like_plain(
+      leaves, [&] { return program(adds, x); }, [&] { return program(recompute_grad(adds), x); }, kRounding);
   for (const Strategy& strategy : kStrategies) {
     SCOPED_TRACE(strategy.memory.to_string());
     RevBlock block = make_block({adds, adds}, {adds, adds}, strategy.memory);
@@ -117,9 +131,13 @@ TEST_F(CallersTensors, C18_InPlaceOnAnOutput) {
       y[1].select(0, 1).zero_();
       return Tensors{y[0], y[1]};
     };
-    expect_like_plain(leaves, [&] { return block_program([&](auto a, auto b) { return plain_block(a, b, {adds, adds}, {adds, adds}); }); },
-                      [&] { return block_program([&](auto a, auto b) { return run_block(block, a, b); }); },
-                      at_least(strategy.tolerance, kRounding));
+    expect_like_plain(
+        leaves,
+        [&] { return block_program([&](auto a, auto b) {
+                return plain_block(a, b, {adds, adds}, {adds, adds});
+              }); },
+        [&] { return block_program([&](auto a, auto b) { return run_block(block, a, b); }); },
+        at_least(strategy.tolerance, kRounding));
   }
 }
 
@@ -163,9 +181,13 @@ TEST_F(CallersTensors, C18_HalvesOfOneTensor) {
     };
     const Residue adds = [this](torch::Tensor t) { return (t + p).sin(); };
     RevBlock adding = make_block({adds, adds}, {adds, adds}, strategy.memory);
-    expect_like_plain({wide, p}, [&] { return program([&](auto a, auto b) { return plain_block(a, b, {adds, adds}, {adds, adds}); }); },
-                      [&] { return program([&](auto a, auto b) { return run_block(adding, a, b); }); },
-                      at_least(strategy.tolerance, kRounding));
+    expect_like_plain(
+        {wide, p},
+        [&] { return program([&](auto a, auto b) {
+                return plain_block(a, b, {adds, adds}, {adds, adds});
+              }); },
+        [&] { return program([&](auto a, auto b) { return run_block(adding, a, b); }); },
+        at_least(strategy.tolerance, kRounding));
   }
 }
 
@@ -220,8 +242,14 @@ TEST_F(CallersTensors, C19_RetainedBackwards) {
   for (const Strategy& strategy : kStrategies) {
     SCOPED_TRACE(strategy.memory.to_string());
     RevBlock block = make_block(fs, gs, strategy.memory);
-    check_retained(leaves, [&] { const auto y = run_block(block, x, x * 2); return (y[0] * y[1]).sum(); });
-    check_retained(leaves, [&] { const auto y = run_block(block, x, x * 2); return y[1].sum(); });
+    check_retained(leaves, [&] {
+      const auto y = run_block(block, x, x * 2);
+      return (y[0] * y[1]).sum();
+    });
+    check_retained(leaves, [&] {
+      const auto y = run_block(block, x, x * 2);
+      return y[1].sum();
+    });
   }
 }
 
@@ -241,9 +269,13 @@ TEST_F(CallersTensors, C19_TwoLossesOnOneGraph) {
   for (const Strategy& strategy : kStrategies) {
     SCOPED_TRACE(strategy.memory.to_string());
     RevBlock block = make_block(fs, gs, strategy.memory);
-    expect_close(expected, gradients([&](auto a, auto b) { return run_block(block, a, b); }), at_least(strategy.tolerance, kRounding));
+    expect_close(expected, gradients([&](auto a, auto b) { return run_block(block, a, b); }),
+                 at_least(strategy.tolerance, kRounding));
   }
-  check_region([&](Residue r) { const auto h = x * 1; return Tensors{r(h), r(h) * q}; });
+  check_region([&](Residue r) {
+    const auto h = x * 1;
+    return Tensors{r(h), r(h) * q};
+  });
 }
 
 // --- Contract, clause 7
@@ -288,17 +320,31 @@ TEST_F(CallersTensors, Clause7_InputsAreNeverTouched) {
 TEST_F(CallersTensors, Clause7_FunctionThatWritesItsInputIsRefused) {
   const std::vector<Residue> writers{
       [](torch::Tensor t) { return t.relu_(); },
-      [](torch::Tensor t) { t.select(0, 0).zero_(); return t * 2; },
-      [](torch::Tensor t) { t.detach().mul_(2); return t * 2; },
-      [](torch::Tensor t) { const torch::NoGradGuard no_grad; t.add_(1); return t * 2; },
+      [](torch::Tensor t) {
+        t.select(0, 0).zero_();
+        return t * 2;
+      },
+      [](torch::Tensor t) {
+        t.detach().mul_(2);
+        return t * 2;
+      },
+      [](torch::Tensor t) {
+        const torch::NoGradGuard no_grad;
+        t.add_(1);
+        return t * 2;
+      },
   };
   for (size_t i = 0; i < writers.size(); ++i) {
     SCOPED_TRACE(i);
     const auto h = x * 1;
     const auto values = h.detach().clone();
     const auto version = h._version();
-    const auto untouched = [&] { EXPECT_TRUE(h.equal(values)); EXPECT_EQ(h._version(), version); };
-    expect_error(ErrorKind::input_modified, {"input 0", "Double[4, 4]", "in place"}, [&] { recompute_grad(writers[i])(h); });
+    const auto untouched = [&] {
+      EXPECT_TRUE(h.equal(values));
+      EXPECT_EQ(h._version(), version);
+    };
+    expect_error(ErrorKind::input_modified, {"input 0", "Double[4, 4]", "in place"},
+                 [&] { recompute_grad(writers[i])(h); });
     untouched();
     for (const Memory memory : {Memory::recompute(1), Memory::reverse()}) {
       SCOPED_TRACE(memory.to_string());

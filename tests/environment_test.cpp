@@ -81,7 +81,8 @@ TEST_F(UnderAutocast, C14_PlainCodeAfterAReplayInAnotherScope) {
       torch::Tensor y;
       {
         const Autocast autocast;
-        at::autocast::set_autocast_cache_enabled(false);  // what is in the cache in forward is not of the replay's making
+        at::autocast::set_autocast_cache_enabled(
+            false);  // what is in the cache in forward is not of the replay's making
         y = wrap([this](torch::Tensor t) { return t.mm(p); })(x);
         at::autocast::set_autocast_cache_enabled(true);
       }

@@ -104,7 +104,10 @@ TEST(Errors, C26_UsersExceptionInReplayAlone) {
   for (const Memory memory : kReplaying) {
     SCOPED_TRACE(memory.to_string());
     RevBlock block(RevBlockOptions(2).f(Residual(f)).g(kSine).memory(memory));
-    check([&] { const auto y = run_block(block, x, x * 2); return (y[0] * y[1]).sum(); });
+    check([&] {
+      const auto y = run_block(block, x, x * 2);
+      return (y[0] * y[1]).sum();
+    });
   }
 }
 
@@ -151,13 +154,16 @@ TEST(Errors, C27_FunctionThatChangesTheShape) {
       const torch::AutoGradMode mode(grad);
       SCOPED_TRACE(memory.to_string() + (grad ? "" : ", no grad"));
       RevBlock in_f = make_block({kSine, wider}, {kSine, kSine}, memory);
-      expect_error(ErrorKind::stream_mismatch, {"layers.1.f", "[2, 6, 4]", "[2, 3, 4]"}, [&] { run_block(in_f, x, x); });
+      expect_error(ErrorKind::stream_mismatch, {"layers.1.f", "[2, 6, 4]", "[2, 3, 4]"},
+                   [&] { run_block(in_f, x, x); });
       RevBlock in_g = make_block({kSine}, {broadcast}, memory);
-      expect_error(ErrorKind::stream_mismatch, {"layers.0.g", "[1, 3, 4]", "[2, 3, 4]"}, [&] { run_block(in_g, x, x); });
+      expect_error(ErrorKind::stream_mismatch, {"layers.0.g", "[1, 3, 4]", "[2, 3, 4]"},
+                   [&] { run_block(in_g, x, x); });
     }
   }
   RevBlock in_inverse = make_block({kSine, wider}, {kSine, kSine});
-  expect_error(ErrorKind::stream_mismatch, {"layers.1.f", "[2, 6, 4]", "[2, 3, 4]"}, [&] { in_inverse->inverse(x, x); });
+  expect_error(ErrorKind::stream_mismatch, {"layers.1.f", "[2, 6, 4]", "[2, 3, 4]"},
+               [&] { in_inverse->inverse(x, x); });
 }
 
 TEST(Errors, C27_FunctionThatChangesTheDtype) {
@@ -166,7 +172,8 @@ TEST(Errors, C27_FunctionThatChangesTheDtype) {
   for (const Memory memory : kMemories) {
     SCOPED_TRACE(memory.to_string());
     RevBlock block = make_block({kSine, kSine, kSine}, {kSine, kSine, to_double}, memory);
-    expect_error(ErrorKind::stream_mismatch, {"layers.2.g", "Double[3, 4]", "Float[3, 4]"}, [&] { run_block(block, x, x); });
+    expect_error(ErrorKind::stream_mismatch, {"layers.2.g", "Double[3, 4]", "Float[3, 4]"},
+                 [&] { run_block(block, x, x); });
   }
 }
 
@@ -186,7 +193,8 @@ TEST(Errors, C27_FunctionThatReturnsNothing) {
   for (const Memory memory : kMemories) {
     SCOPED_TRACE(memory.to_string());
     RevBlock block = make_block({nothing}, {kSine}, memory);
-    expect_error(ErrorKind::stream_mismatch, {"layers.0.f", "undefined", "Float[3, 4]"}, [&] { run_block(block, x, x); });
+    expect_error(ErrorKind::stream_mismatch, {"layers.0.f", "undefined", "Float[3, 4]"},
+                 [&] { run_block(block, x, x); });
   }
 }
 
@@ -202,9 +210,15 @@ TEST(Errors, C27_UndefinedStreams) {
 
 TEST(Errors, C27_OddSplitsAndMissingAxes) {
   const auto split = [](int64_t dim) { return regrad::SplitRevBlock(make_block({kSine}, {kSine}), dim); };
-  expect_error(ErrorKind::invalid_argument, {"dimension 1", "[2, 5]", "even"}, [&] { split(1)->forward(torch::randn({2, 5})); });
-  expect_error(ErrorKind::invalid_argument, {"dimension -1", "[2, 5]"}, [&] { split(-1)->inverse(torch::randn({2, 5})); });
-  expect_error(ErrorKind::invalid_argument, {"dimension 2", "[2, 4]"}, [&] { split(2)->forward(torch::randn({2, 4})); });
+  expect_error(ErrorKind::invalid_argument, {"dimension 1", "[2, 5]", "even"}, [&] {
+    split(1)->forward(torch::randn({2, 5}));
+  });
+  expect_error(ErrorKind::invalid_argument, {"dimension -1", "[2, 5]"}, [&] {
+    split(-1)->inverse(torch::randn({2, 5}));
+  });
+  expect_error(ErrorKind::invalid_argument, {"dimension 2", "[2, 4]"}, [&] {
+    split(2)->forward(torch::randn({2, 4}));
+  });
   expect_error(ErrorKind::invalid_argument, {"dimension -3"}, [&] { split(-3)->forward(torch::randn({2, 4})); });
   expect_error(ErrorKind::invalid_argument, {"dimension 0"}, [&] { split(0)->forward(torch::randn({})); });
   expect_error(ErrorKind::invalid_argument, {"undefined"}, [&] { split(0)->forward(torch::Tensor()); });
@@ -226,10 +240,12 @@ TEST(Errors, C27_CountsOutOfRange) {
   const auto x = torch::randn({3, 4});
   for (const int64_t count : {int64_t{0}, int64_t{-1}, std::numeric_limits<int64_t>::min()}) {
     const std::string number = std::to_string(count);
-    expect_error(ErrorKind::invalid_argument, {number, "layers"}, [&] { RevBlock(RevBlockOptions(count).f(one).g(one)); });
+    expect_error(ErrorKind::invalid_argument, {number, "layers"},
+                 [&] { RevBlock(RevBlockOptions(count).f(one).g(one)); });
     expect_error(ErrorKind::invalid_argument, {number, "layers"}, [&] { regrad::rev_block(x, x, one, one, count); });
     expect_error(ErrorKind::invalid_argument, {number}, [&] { Memory::recompute(count); });
-    expect_error(ErrorKind::invalid_argument, {number}, [&] { checkpoint_sequential(nn::Sequential(nn::Linear(4, 4)), count, x); });
+    expect_error(ErrorKind::invalid_argument, {number},
+                 [&] { checkpoint_sequential(nn::Sequential(nn::Linear(4, 4)), count, x); });
   }
   expect_error(ErrorKind::invalid_argument, {"0 modules"}, [&] { checkpoint_sequential(nn::Sequential(), 1, x); });
 }
@@ -271,7 +287,8 @@ Matrix to_matrix(const torch::Tensor& t) {
   const auto d = t.detach().to(torch::kDouble).contiguous().view({t.dim() == 2 ? t.size(0) : 1, t.size(-1)});
   Matrix m = zeros(static_cast<size_t>(d.size(0)), static_cast<size_t>(d.size(1)));
   for (size_t r = 0; r < m.size(); ++r) {
-    for (size_t c = 0; c < m[r].size(); ++c) m[r][c] = d[static_cast<int64_t>(r)][static_cast<int64_t>(c)].item<double>();
+    for (size_t c = 0; c < m[r].size(); ++c)
+      m[r][c] = d[static_cast<int64_t>(r)][static_cast<int64_t>(c)].item<double>();
   }
   return m;
 }
@@ -291,7 +308,8 @@ struct HandWrittenLayer {
   Matrix w, b, dw, db;
   Matrix x, y;
 
-  explicit HandWrittenLayer(const nn::Linear& l) : w(to_matrix(l->weight)), b(to_matrix(l->bias)), dw(zeros(4, 4)), db(zeros(1, 4)) {}
+  explicit HandWrittenLayer(const nn::Linear& l)
+      : w(to_matrix(l->weight)), b(to_matrix(l->bias)), dw(zeros(4, 4)), db(zeros(1, 4)) {}
 
   Matrix forward(const Matrix& input) {
     x = input;
@@ -438,8 +456,12 @@ TEST(Errors, Clause10_UnsupportedTensors) {
 TEST(Errors, Clause10_UnsupportedWriteToACapturedNonLeaf) {
   const auto x = leaf({4, 4});
   const auto captured = x * 2;
-  expect_error(ErrorKind::unsupported, {"captured", "in place"},
-               [&] { recompute_grad([&](torch::Tensor t) { captured.add_(1); return t * captured; })(x); });
+  expect_error(ErrorKind::unsupported, {"captured", "in place"}, [&] {
+    recompute_grad([&](torch::Tensor t) {
+      captured.add_(1);
+      return t * captured;
+    })(x);
+  });
 }
 
 TEST(Errors, Clause10_NotCloneable) {

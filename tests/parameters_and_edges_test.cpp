@@ -34,13 +34,16 @@ struct ParametersAndEdges : ::testing::Test {
 TEST_F(ParametersAndEdges, C1_InputWithoutGradTrainableRegion) {
   const auto data = x.detach();
   EXPECT_TRUE(recompute_grad(product)(data).requires_grad());
-  expect_like_plain(leaves, [&] { return Tensors{product(data)}; }, [&] { return Tensors{recompute_grad(product)(data)}; });
+  expect_like_plain(
+      leaves, [&] { return Tensors{product(data)}; }, [&] { return Tensors{recompute_grad(product)(data)}; });
 }
 
 TEST_F(ParametersAndEdges, C1_InputWithoutGradTrainableBlock) {
   const auto x1 = x.detach();
   const auto x2 = torch::randn({4, 4}, torch::kDouble);
-  expect_block_like_plain(leaves, {product, scaled, product}, {scaled, scaled, product}, [&] { return Tensors{x1, x2}; });
+  expect_block_like_plain(leaves, {product, scaled, product}, {scaled, scaled, product}, [&] {
+    return Tensors{x1, x2};
+  });
 }
 
 TEST_F(ParametersAndEdges, C1_OnlyOneFunctionIsTrainable) {
@@ -60,13 +63,15 @@ TEST_F(ParametersAndEdges, C1_IdsThroughAFrozenEmbedding) {
   const auto embed = [&] { return torch::embedding(table, ids); };
   expect_block_like_plain(leaves, {product, scaled}, {scaled, product}, [&] { return Tensors{embed(), embed() * 2}; });
   const auto f = [&](torch::Tensor t) { return product(torch::embedding(table, t)); };
-  expect_like_plain(leaves, [&] { return Tensors{f(ids)}; }, [&] { return Tensors{recompute_grad(f)(ids)}; });
+  expect_like_plain(
+      leaves, [&] { return Tensors{f(ids)}; }, [&] { return Tensors{recompute_grad(f)(ids)}; });
 }
 
 TEST_F(ParametersAndEdges, C1_IdsThroughATrainableEmbedding) {
   const auto ids = torch::randint(4, {6}, torch::kLong);
   const auto f = [&](torch::Tensor t) { return torch::embedding(p, t).mm(q); };
-  expect_like_plain(leaves, [&] { return Tensors{f(ids)}; }, [&] { return Tensors{recompute_grad(f)(ids)}; });
+  expect_like_plain(
+      leaves, [&] { return Tensors{f(ids)}; }, [&] { return Tensors{recompute_grad(f)(ids)}; });
 }
 
 // --- C2
@@ -119,16 +124,39 @@ TEST_F(ParametersAndEdges, C2_EveryParameterAfterAStep) {
 // --- C3
 
 TEST_F(ParametersAndEdges, C3_CapturedLeafAlsoUsedOutside) {
-  expect_like_plain(leaves, [&] { return Tensors{product(x) * p, p.exp()}; },
-                    [&] { return Tensors{recompute_grad(product)(x) * p, p.exp()}; }, kRounding);
-  expect_block_like_plain(leaves, {product, product}, {scaled, product}, [&] { return Tensors{x * p, x}; }, kRounding,
-                          [&](Tensors y) { return Tensors{y[0] * p, y[1], p.exp()}; });
+  expect_like_plain(
+      leaves,
+      [&] {
+        return Tensors{product(x) * p, p.exp()};
+      },
+      [&] {
+        return Tensors{recompute_grad(product)(x) * p, p.exp()};
+      },
+      kRounding);
+  expect_block_like_plain(
+      leaves, {product, product}, {scaled, product},
+      [&] {
+        return Tensors{x * p, x};
+      },
+      kRounding,
+      [&](Tensors y) {
+        return Tensors{y[0] * p, y[1], p.exp()};
+      });
 }
 
 TEST_F(ParametersAndEdges, C3_CapturedNonLeafAlsoUsedOutside) {
   const auto with = [](torch::Tensor h) { return Residue([h](torch::Tensor t) { return (t * h).tanh() + h; }); };
-  expect_like_plain(leaves, [&] { const auto h = p * q; return Tensors{with(h)(x), h.sin()}; },
-                    [&] { const auto h = p * q; return Tensors{recompute_grad(with(h))(x), h.sin()}; }, kRounding);
+  expect_like_plain(
+      leaves,
+      [&] {
+        const auto h = p * q;
+        return Tensors{with(h)(x), h.sin()};
+      },
+      [&] {
+        const auto h = p * q;
+        return Tensors{recompute_grad(with(h))(x), h.sin()};
+      },
+      kRounding);
   for (const Strategy& strategy : kStrategies) {
     SCOPED_TRACE(strategy.memory.to_string());
     const auto program = [&](auto streams) {
@@ -148,10 +176,16 @@ TEST_F(ParametersAndEdges, C3_CapturedNonLeafAlsoUsedOutside) {
 
 TEST_F(ParametersAndEdges, C3_CapturedViewOfALeaf) {
   const auto f = [&](torch::Tensor t) { return t * p.select(0, 1) + p.t(); };
-  expect_like_plain(leaves, [&] { return Tensors{f(x)}; }, [&] { return Tensors{recompute_grad(f)(x)}; });
+  expect_like_plain(
+      leaves, [&] { return Tensors{f(x)}; }, [&] { return Tensors{recompute_grad(f)(x)}; });
   const auto row = [&] { return p.select(0, 1); };  // the view is made outside
-  expect_like_plain(leaves, [&] { const auto r = row(); return Tensors{x * r}; },
-                    [&] { return Tensors{recompute_grad([r = row()](torch::Tensor t) { return t * r; })(x)}; });
+  expect_like_plain(
+      leaves,
+      [&] {
+        const auto r = row();
+        return Tensors{x * r};
+      },
+      [&] { return Tensors{recompute_grad([r = row()](torch::Tensor t) { return t * r; })(x)}; });
 }
 
 // --- C4
@@ -160,10 +194,24 @@ TEST_F(ParametersAndEdges, C4_OneTensorAsBothArguments) {
   const auto f = [&](torch::Tensor a, torch::Tensor b) { return a.mm(p) * b; };
   for (const bool as_leaf : {true, false}) {
     const auto input = [&] { return as_leaf ? x : x * q; };
-    expect_like_plain(leaves, [&] { const auto h = input(); return Tensors{f(h, h)}; },
-                      [&] { const auto h = input(); return Tensors{recompute_grad(f)(h, h)}; }, kRounding);
-    expect_block_like_plain(leaves, {product, scaled}, {scaled, product},
-                            [&] { const auto h = input(); return Tensors{h, h}; }, kRounding);
+    expect_like_plain(
+        leaves,
+        [&] {
+          const auto h = input();
+          return Tensors{f(h, h)};
+        },
+        [&] {
+          const auto h = input();
+          return Tensors{recompute_grad(f)(h, h)};
+        },
+        kRounding);
+    expect_block_like_plain(
+        leaves, {product, scaled}, {scaled, product},
+        [&] {
+          const auto h = input();
+          return Tensors{h, h};
+        },
+        kRounding);
   }
 }
 
@@ -180,13 +228,29 @@ TEST_F(ParametersAndEdges, C4_OneTensorInBothSideListsAndAsAStream) {
     SCOPED_TRACE(strategy.memory.to_string());
     RevBlock block(RevBlockOptions(3).f(Residual(with_side)).g(Residual(with_side)).memory(strategy.memory));
     const auto tolerance = at_least(strategy.tolerance, kRounding);
-    expect_like_plain(leaves, [&] { return plain(x, q, p, p); },
-                      [&] { return run_block(block, x, q, {.f = {p, p}, .g = {p, p}}); }, tolerance);
-    expect_like_plain(leaves, [&] { const auto h = p * q; return plain(x, h, p, h); },
-                      [&] { const auto h = p * q; return run_block(block, x, h, {.f = {p, h}, .g = {h, p}}); },
-                      tolerance);
-    expect_like_plain(leaves, [&] { return plain(x, x, x, x); },
-                      [&] { return run_block(block, x, x, {.f = {x, x}, .g = {x, x}}); }, tolerance);
+    expect_like_plain(
+        leaves, [&] { return plain(x, q, p, p); },
+        [&] {
+          return run_block(block, x, q, {.f = {p, p}, .g = {p, p}});
+        },
+        tolerance);
+    expect_like_plain(
+        leaves,
+        [&] {
+          const auto h = p * q;
+          return plain(x, h, p, h);
+        },
+        [&] {
+          const auto h = p * q;
+          return run_block(block, x, h, {.f = {p, h}, .g = {h, p}});
+        },
+        tolerance);
+    expect_like_plain(
+        leaves, [&] { return plain(x, x, x, x); },
+        [&] {
+          return run_block(block, x, x, {.f = {x, x}, .g = {x, x}});
+        },
+        tolerance);
   }
 }
 
@@ -203,21 +267,22 @@ TEST_F(ParametersAndEdges, C5_SideInputsOfAllKinds) {
     return (t * side[0] + side[1]).masked_fill(side[2], 0.5).index_select(1, side[3]).tanh();
   };
   const Tensors side{p, constant, mask, ids, torch::Tensor()};
-  expect_like_plain(leaves, [&] { return Tensors{f(x, side)}; }, [&] { return Tensors{recompute_grad(f)(x, side)}; });
+  expect_like_plain(
+      leaves, [&] { return Tensors{f(x, side)}; }, [&] { return Tensors{recompute_grad(f)(x, side)}; });
   for (const Strategy& strategy : kStrategies) {
     SCOPED_TRACE(strategy.memory.to_string());
     RevBlock block(RevBlockOptions(2).f(Residual(f)).g(scaled).memory(strategy.memory));
-    expect_like_plain(leaves,
-                      [&] {
-                        auto x1 = x * 1, x2 = x * 2;
-                        for (int i = 0; i < 2; ++i) {
-                          x1 = x1 + f(x2, side);
-                          x2 = x2 + scaled(x1);
-                        }
-                        return Tensors{x1, x2};
-                      },
-                      [&] { return run_block(block, x * 1, x * 2, {.f = side}); },
-                      at_least(strategy.tolerance, kRounding));
+    expect_like_plain(
+        leaves,
+        [&] {
+          auto x1 = x * 1, x2 = x * 2;
+          for (int i = 0; i < 2; ++i) {
+            x1 = x1 + f(x2, side);
+            x2 = x2 + scaled(x1);
+          }
+          return Tensors{x1, x2};
+        },
+        [&] { return run_block(block, x * 1, x * 2, {.f = side}); }, at_least(strategy.tolerance, kRounding));
   }
 }
 
@@ -229,9 +294,18 @@ TEST_F(ParametersAndEdges, C6_ArgmaxBesideTheValue) {
     return std::make_tuple(y, y.argmax(1));
   };
   const auto region = recompute_grad(f);
-  expect_like_plain(leaves, [&] { const auto [y, i] = f(x); return Tensors{y, i}; },
-                    [&] { const auto [y, i] = region(x); return Tensors{y, i}; });
-  expect_like_plain(leaves, [&] { return Tensors{std::get<0>(f(x))}; }, [&] { return Tensors{std::get<0>(region(x))}; });
+  expect_like_plain(
+      leaves,
+      [&] {
+        const auto [y, i] = f(x);
+        return Tensors{y, i};
+      },
+      [&] {
+        const auto [y, i] = region(x);
+        return Tensors{y, i};
+      });
+  expect_like_plain(
+      leaves, [&] { return Tensors{std::get<0>(f(x))}; }, [&] { return Tensors{std::get<0>(region(x))}; });
   const auto index_alone = std::get<1>(region(x));
   EXPECT_FALSE(index_alone.requires_grad());
   EXPECT_EQ(index_alone.scalar_type(), torch::kLong);
@@ -243,7 +317,10 @@ TEST_F(ParametersAndEdges, C6_UnusedOutputCallsNoHooks) {
   const auto region = recompute_grad(f);
   int p_calls = 0, q_calls = 0;
   p.register_hook([&](torch::Tensor) { ++p_calls; });
-  q.register_hook([&](torch::Tensor gradient) { ++q_calls; return gradient * 10; });
+  q.register_hook([&](torch::Tensor gradient) {
+    ++q_calls;
+    return gradient * 10;
+  });
   std::get<0>(region(x)).sum().backward();
   EXPECT_EQ(p_calls, 1);
   EXPECT_EQ(q_calls, 0);
@@ -257,8 +334,12 @@ TEST_F(ParametersAndEdges, C6_UnusedOutputCallsNoHooks) {
 
 TEST_F(ParametersAndEdges, C7_LossOnOneStream) {
   for (const size_t stream : {0U, 1U}) {
-    expect_block_like_plain(leaves, {product, scaled, product}, {scaled, product, scaled},
-                            [&] { return Tensors{x, x * 2}; }, {}, [&](Tensors y) { return Tensors{y[stream]}; });
+    expect_block_like_plain(
+        leaves, {product, scaled, product}, {scaled, product, scaled},
+        [&] {
+          return Tensors{x, x * 2};
+        },
+        {}, [&](Tensors y) { return Tensors{y[stream]}; });
   }
 }
 
@@ -275,7 +356,8 @@ TEST_F(ParametersAndEdges, C7_FunctionsThatIgnoreTheirInput) {
                             [](Tensors y) { return Tensors{y[0]}; });
     expect_block_like_plain(leaves, {odd, odd}, {product, product}, start, kRounding,
                             [](Tensors y) { return Tensors{y[1]}; });
-    expect_like_plain(leaves, [&] { return Tensors{odd(x * 1)}; }, [&] { return Tensors{recompute_grad(odd)(x * 1)}; });
+    expect_like_plain(
+        leaves, [&] { return Tensors{odd(x * 1)}; }, [&] { return Tensors{recompute_grad(odd)(x * 1)}; });
   }
 }
 
@@ -304,8 +386,14 @@ TEST_F(ParametersAndEdges, C7_ParameterUsedUnderNoGradAlone) {
     }
     return t * scale + w;
   };
-  expect_like_plain(leaves, [&] { return Tensors{f(x)}; }, [&] { return Tensors{recompute_grad(f)(x)}; });
-  expect_block_like_plain(leaves, {f, product}, {scaled, f}, [&] { return Tensors{x, x * 2}; }, kRounding);
+  expect_like_plain(
+      leaves, [&] { return Tensors{f(x)}; }, [&] { return Tensors{recompute_grad(f)(x)}; });
+  expect_block_like_plain(
+      leaves, {f, product}, {scaled, f},
+      [&] {
+        return Tensors{x, x * 2};
+      },
+      kRounding);
 }
 
 // --- C8
@@ -315,7 +403,10 @@ TEST_F(ParametersAndEdges, C8_SharedParameterHookFiresOnceWithTheSum) {
     SCOPED_TRACE(ours ? "regrad" : "plain");
     int calls = 0;
     torch::Tensor seen;
-    const auto hook = p.register_hook([&](torch::Tensor gradient) { ++calls; seen = gradient.clone(); });
+    const auto hook = p.register_hook([&](torch::Tensor gradient) {
+      ++calls;
+      seen = gradient.clone();
+    });
     const Residue region = ours ? Residue(recompute_grad(product)) : product;
     (region(region(x)) * p).sum().backward();
     EXPECT_EQ(calls, 1);
@@ -330,7 +421,10 @@ TEST_F(ParametersAndEdges, C8_SharedParameterOfABlockHookFiresOnce) {
     SCOPED_TRACE(strategy.memory.to_string());
     int calls = 0;
     torch::Tensor seen;
-    const auto hook = p.register_hook([&](torch::Tensor gradient) { ++calls; seen = gradient.clone(); });
+    const auto hook = p.register_hook([&](torch::Tensor gradient) {
+      ++calls;
+      seen = gradient.clone();
+    });
     RevBlock block = make_block({product, product}, {product, product}, strategy.memory);
     const auto y = run_block(block, x, x * 2);
     (y[0] + y[1] * p).sum().backward();
@@ -444,7 +538,8 @@ TEST_F(ParametersAndEdges, C9_PostAccumulateHookOnceWithTheFinalGradient) {
 
 /// x * w with a kernel that autograd does not see.
 struct RawProduct : torch::autograd::Function<RawProduct> {
-  static torch::Tensor forward(torch::autograd::AutogradContext* context, const torch::Tensor& x, const torch::Tensor& w) {
+  static torch::Tensor forward(torch::autograd::AutogradContext* context, const torch::Tensor& x,
+                               const torch::Tensor& w) {
     context->save_for_backward({x, w});
     auto y = torch::empty(x.sizes(), x.options());
     const auto a = x.contiguous(), b = w.contiguous();
@@ -463,8 +558,14 @@ struct RawProduct : torch::autograd::Function<RawProduct> {
 
 TEST_F(ParametersAndEdges, C10_CustomFunctionWithARawKernel) {
   const Residue f = [&](torch::Tensor t) { return RawProduct::apply(t, p).tanh(); };
-  expect_like_plain(leaves, [&] { return Tensors{f(x)}; }, [&] { return Tensors{recompute_grad(f)(x)}; });
-  expect_block_like_plain(leaves, {f, product, f}, {scaled, f, f}, [&] { return Tensors{x, x * 2}; }, kRounding);
+  expect_like_plain(
+      leaves, [&] { return Tensors{f(x)}; }, [&] { return Tensors{recompute_grad(f)(x)}; });
+  expect_block_like_plain(
+      leaves, {f, product, f}, {scaled, f, f},
+      [&] {
+        return Tensors{x, x * 2};
+      },
+      kRounding);
 }
 
 TEST_F(ParametersAndEdges, C10_UnderADisabledRecordFunction) {
@@ -472,8 +573,14 @@ TEST_F(ParametersAndEdges, C10_UnderADisabledRecordFunction) {
     const at::DisableRecordFunctionGuard disabled;
     return RawProduct::apply(t.mm(p), q).tanh() + w;
   };
-  expect_like_plain(leaves, [&] { return Tensors{f(x)}; }, [&] { return Tensors{recompute_grad(f)(x)}; });
-  expect_block_like_plain(leaves, {f, product, f}, {scaled, f, f}, [&] { return Tensors{x, x * 2}; }, kRounding);
+  expect_like_plain(
+      leaves, [&] { return Tensors{f(x)}; }, [&] { return Tensors{recompute_grad(f)(x)}; });
+  expect_block_like_plain(
+      leaves, {f, product, f}, {scaled, f, f},
+      [&] {
+        return Tensors{x, x * 2};
+      },
+      kRounding);
 }
 
 TEST_F(ParametersAndEdges, C10_PartOfTheFunctionIsNotRecorded) {
@@ -487,8 +594,14 @@ TEST_F(ParametersAndEdges, C10_PartOfTheFunctionIsNotRecorded) {
     h.add_(w);
     return h.sin();
   };
-  expect_like_plain(leaves, [&] { return Tensors{f(x)}; }, [&] { return Tensors{recompute_grad(f)(x)}; });
-  expect_block_like_plain(leaves, {f, product}, {scaled, f}, [&] { return Tensors{x, x * 2}; }, kRounding);
+  expect_like_plain(
+      leaves, [&] { return Tensors{f(x)}; }, [&] { return Tensors{recompute_grad(f)(x)}; });
+  expect_block_like_plain(
+      leaves, {f, product}, {scaled, f},
+      [&] {
+        return Tensors{x, x * 2};
+      },
+      kRounding);
 }
 
 // --- C11
@@ -496,7 +609,8 @@ TEST_F(ParametersAndEdges, C10_PartOfTheFunctionIsNotRecorded) {
 TEST_F(ParametersAndEdges, C11_ParameterMadeOnEachCall) {
   const auto f = [](torch::Tensor t) { return t.mm(torch::ones({4, 4}, torch::kDouble).requires_grad_()); };
   const auto y = recompute_grad(f)(x);
-  expect_error(ErrorKind::variables_differ, {"only in forward", "only in backward", "Double[4, 4]"}, [&] { y.sum().backward(); });
+  expect_error(ErrorKind::variables_differ, {"only in forward", "only in backward", "Double[4, 4]"},
+               [&] { y.sum().backward(); });
   for (const Memory memory : {Memory::reverse(), Memory::recompute(2)}) {
     SCOPED_TRACE(memory.to_string());
     RevBlock block = make_block({product, product, product}, {product, f, product}, memory);

@@ -21,9 +21,10 @@ struct Recompute : ::testing::Test {
   /// f(x) plainly and as a region, on a non-leaf and on a leaf.
   template <class F>
   void check(F f, Tolerance tolerance = {}) {
-    expect_like_plain(leaves, [&] { return Tensors{f(x * 1)}; }, [&] { return Tensors{recompute_grad(f)(x * 1)}; },
-                      tolerance);
-    expect_like_plain(leaves, [&] { return Tensors{f(x)}; }, [&] { return Tensors{recompute_grad(f)(x)}; }, tolerance);
+    expect_like_plain(
+        leaves, [&] { return Tensors{f(x * 1)}; }, [&] { return Tensors{recompute_grad(f)(x * 1)}; }, tolerance);
+    expect_like_plain(
+        leaves, [&] { return Tensors{f(x)}; }, [&] { return Tensors{recompute_grad(f)(x)}; }, tolerance);
   }
 };
 
@@ -47,27 +48,41 @@ TEST_F(Recompute, CapturedLeaf) {
 
 TEST_F(Recompute, CapturedNonLeaf) {
   const auto f = [&](torch::Tensor t, torch::Tensor h) { return (t.mm(p) + h).tanh(); };
-  expect_like_plain(leaves, [&] { const auto h = x * q; return Tensors{f(x, h), h.sin()}; },
-                    [&] {
-                      const auto h = x * q;
-                      return Tensors{recompute_grad([&f, h](torch::Tensor t) { return f(t, h); })(x), h.sin()};
-                    },
-                    kRounding);
+  expect_like_plain(
+      leaves,
+      [&] {
+        const auto h = x * q;
+        return Tensors{f(x, h), h.sin()};
+      },
+      [&] {
+        const auto h = x * q;
+        return Tensors{recompute_grad([&f, h](torch::Tensor t) { return f(t, h); })(x), h.sin()};
+      },
+      kRounding);
 }
 
 TEST_F(Recompute, ParameterInTwoRegionsAndOutside) {
   const auto f = [&](torch::Tensor t) { return t.mm(p).tanh(); };
   const auto r = recompute_grad(f);
-  expect_like_plain(leaves, [&] { return Tensors{f(f(x) * p) * p}; }, [&] { return Tensors{r(r(x) * p) * p}; },
-                    kRounding);
+  expect_like_plain(
+      leaves, [&] { return Tensors{f(f(x) * p) * p}; }, [&] { return Tensors{r(r(x) * p) * p}; }, kRounding);
 }
 
 TEST_F(Recompute, TheSameTensorTwice) {
   const auto f = [&](torch::Tensor a, torch::Tensor b) { return (a.mm(p) * b).tanh(); };
-  expect_like_plain(leaves, [&] { return Tensors{f(x, x)}; }, [&] { return Tensors{recompute_grad(f)(x, x)}; },
-                    kRounding);
-  expect_like_plain(leaves, [&] { const auto h = x * q; return Tensors{f(h, h)}; },
-                    [&] { const auto h = x * q; return Tensors{recompute_grad(f)(h, h)}; }, kRounding);
+  expect_like_plain(
+      leaves, [&] { return Tensors{f(x, x)}; }, [&] { return Tensors{recompute_grad(f)(x, x)}; }, kRounding);
+  expect_like_plain(
+      leaves,
+      [&] {
+        const auto h = x * q;
+        return Tensors{f(h, h)};
+      },
+      [&] {
+        const auto h = x * q;
+        return Tensors{recompute_grad(f)(h, h)};
+      },
+      kRounding);
 }
 
 TEST_F(Recompute, InPlaceOnViewsInside) {
@@ -129,11 +144,16 @@ TEST_F(Recompute, SeveralOutputs) {
       ++runs;
       return f(a, b, more);
     };
-    expect_like_plain(leaves, [&] { const auto h = x * 1; return pick(f(h, h * 2, {mask})); },
-                      [&] {
-                        const auto h = x * 1;
-                        return pick(recompute_grad(counted)(h, h * 2, std::vector<torch::Tensor>{mask}));
-                      });
+    expect_like_plain(
+        leaves,
+        [&] {
+          const auto h = x * 1;
+          return pick(f(h, h * 2, {mask}));
+        },
+        [&] {
+          const auto h = x * 1;
+          return pick(recompute_grad(counted)(h, h * 2, std::vector<torch::Tensor>{mask}));
+        });
     EXPECT_EQ(runs, 2) << "forward and one replay, however many outputs";
   }
 }
@@ -191,8 +211,8 @@ TEST_F(Recompute, LstmAndBatchNormAndDropout) {
   const auto sequence = torch::randn({5, 2, 4}).requires_grad_();
   lstm_leaves.push_back(sequence);
   const auto f = [&](torch::Tensor t) { return std::get<0>(lstm->forward(t)); };
-  expect_like_plain(lstm_leaves, [&] { return Tensors{f(sequence)}; },
-                    [&] { return Tensors{recompute_grad(f)(sequence)}; });
+  expect_like_plain(
+      lstm_leaves, [&] { return Tensors{f(sequence)}; }, [&] { return Tensors{recompute_grad(f)(sequence)}; });
 }
 
 }  // namespace

@@ -52,17 +52,20 @@ TEST(RevBlock, LikePlainUnderEveryStrategy) {
       const auto [y1, y2] = block->forward(a, b);
       return Tensors{y1, y2};
     };
-    expect_like_plain(leaves, [&] { return plain_block(x1, x2, f, g); }, [&] { return ours(x1, x2); },
-                      strategy.tolerance);
-    expect_like_plain(leaves, [&] { return Tensors{plain_block(x1, x2, f, g)[0]}; }, [&] { return Tensors{ours(x1, x2)[0]}; },
-                      strategy.tolerance);
-    expect_like_plain(leaves, [&] { return Tensors{plain_block(x1, x2, f, g)[1]}; }, [&] { return Tensors{ours(x1, x2)[1]}; },
-                      strategy.tolerance);
-    expect_like_plain(leaves, [&] { return plain_block(x1, x1, f, g); }, [&] { return ours(x1, x1); },
-                      {std::max(1e-14, strategy.tolerance.relative)});
+    expect_like_plain(
+        leaves, [&] { return plain_block(x1, x2, f, g); }, [&] { return ours(x1, x2); }, strategy.tolerance);
+    expect_like_plain(
+        leaves, [&] { return Tensors{plain_block(x1, x2, f, g)[0]}; }, [&] { return Tensors{ours(x1, x2)[0]}; },
+        strategy.tolerance);
+    expect_like_plain(
+        leaves, [&] { return Tensors{plain_block(x1, x2, f, g)[1]}; }, [&] { return Tensors{ours(x1, x2)[1]}; },
+        strategy.tolerance);
+    expect_like_plain(
+        leaves, [&] { return plain_block(x1, x1, f, g); }, [&] { return ours(x1, x1); },
+        {std::max(1e-14, strategy.tolerance.relative)});
     const auto c1 = x1.detach(), c2 = x2.detach();
-    expect_like_plain(leaves, [&] { return plain_block(c1, c2, f, g); }, [&] { return ours(c1, c2); },
-                      strategy.tolerance);
+    expect_like_plain(
+        leaves, [&] { return plain_block(c1, c2, f, g); }, [&] { return ours(c1, c2); }, strategy.tolerance);
   }
 }
 

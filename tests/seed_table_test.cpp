@@ -68,9 +68,10 @@ TEST(SeedTable, FactoryMayReturnCallablesAndHolders) {
                          .f([](int64_t layer) { return [layer](torch::Tensor t) { return t * (layer + 1); }; })
                          .g([](int64_t) { return std::make_shared<nn::LinearImpl>(4, 4); }));
   EXPECT_EQ(callables->parameters().size(), 4U);
-  RevBlock residuals(RevBlockOptions(2)
-                         .f([](int64_t layer) { return Residual([layer](torch::Tensor t) { return t * (layer + 1); }); })
-                         .g([](torch::Tensor t) { return t * 0; }));
+  RevBlock residuals(
+      RevBlockOptions(2)
+          .f([](int64_t layer) { return Residual([layer](torch::Tensor t) { return t * (layer + 1); }); })
+          .g([](torch::Tensor t) { return t * 0; }));
   const auto [y1, y2] = residuals->forward(x, x);
   EXPECT_TRUE(torch::allclose(y1, x * 4));
   EXPECT_TRUE(y2.equal(x));
@@ -110,8 +111,12 @@ TEST(SeedTable, EverySignatureOfAResidualFunction) {
     for (const Strategy& strategy : kStrategies) {
       SCOPED_TRACE(strategy.memory.to_string());
       RevBlock block(RevBlockOptions(2).f(residual).g(residual).memory(strategy.memory));
-      expect_like_plain({x1, x2, s}, [&] { return plain_block(x1, x2, {plain, plain}, {plain, plain}); },
-                        [&] { return run_block(block, x1, x2, side); }, at_least(strategy.tolerance, kRounding));
+      expect_like_plain(
+          {x1, x2, s},
+          [&] {
+            return plain_block(x1, x2, {plain, plain}, {plain, plain});
+          },
+          [&] { return run_block(block, x1, x2, side); }, at_least(strategy.tolerance, kRounding));
     }
   };
   const auto without = [](torch::Tensor t) { return t.sin(); };
@@ -119,8 +124,10 @@ TEST(SeedTable, EverySignatureOfAResidualFunction) {
   expect_signature(Residual([](torch::Tensor t) { return t.sin(); }), false, without);
   expect_signature(Residual([](const torch::Tensor& t, Pass) { return t.sin(); }), false, without);
   expect_signature(Residual([](const torch::Tensor& t, torch::TensorList side) { return t * side[0]; }), true, with);
-  expect_signature(Residual([](torch::Tensor t, const std::vector<torch::Tensor>& side) { return t * side.at(0); }), true, with);
-  expect_signature(Residual([](torch::Tensor t, std::vector<torch::Tensor> side, Pass) { return t * side.at(0); }), true, with);
+  expect_signature(Residual([](torch::Tensor t, const std::vector<torch::Tensor>& side) { return t * side.at(0); }),
+                   true, with);
+  expect_signature(Residual([](torch::Tensor t, std::vector<torch::Tensor> side, Pass) { return t * side.at(0); }),
+                   true, with);
   expect_signature(Residual([](torch::Tensor t, torch::TensorList side, Pass) { return t * side[0]; }), true, with);
 }
 
@@ -141,9 +148,10 @@ TEST(SeedTable, ModuleWithSideInputs) {
 
 TEST(SeedTable, SideInputsOfFAlone) {
   const auto x = torch::rand({3, 4}), s = leaf({4}, torch::kFloat);
-  RevBlock block(RevBlockOptions(2)
-                     .f([](torch::Tensor t, torch::TensorList side) { return t * side[0]; })
-                     .g([](torch::Tensor t) { return t.sin(); }));
+  RevBlock block(
+      RevBlockOptions(2).f([](torch::Tensor t, torch::TensorList side) { return t * side[0]; }).g([](torch::Tensor t) {
+        return t.sin();
+      }));
   const auto [y1, y2] = block->forward(x, x, {.f = {s}});
   const auto [r1, r2] = block->inverse(y1, y2, {.f = {s}});
   EXPECT_TRUE(torch::allclose(r1, x, 1e-5, 1e-6));
@@ -156,7 +164,9 @@ TEST(SeedTable, SideGradientIsTheSumOverLayers) {
   for (const Strategy& strategy : kStrategies) {
     SCOPED_TRACE(strategy.memory.to_string());
     RevBlock block(RevBlockOptions(5)
-                       .f([](torch::Tensor, torch::TensorList side) { return side[0].expand({3, 4}); })
+                       .f([](torch::Tensor, torch::TensorList side) {
+                         return side[0].expand({3, 4});
+                       })
                        .g([](torch::Tensor t) { return torch::zeros_like(t); })
                        .memory(strategy.memory));
     run_block(block, x, x, {.f = {s}})[0].sum().backward();
@@ -166,7 +176,8 @@ TEST(SeedTable, SideGradientIsTheSumOverLayers) {
 }
 
 TEST(SeedTable, CallOperatorOfTheHolder) {
-  RevBlock block(RevBlockOptions(1).f([](torch::Tensor t, torch::TensorList side) { return side.empty() ? t : t * side[0]; })
+  RevBlock block(RevBlockOptions(1)
+                     .f([](torch::Tensor t, torch::TensorList side) { return side.empty() ? t : t * side[0]; })
                      .g([](torch::Tensor t) { return t; }));
   const auto x = torch::rand({2, 4}), s = torch::rand({4});
   EXPECT_TRUE(std::get<0>(block(x, x)).equal(x + x));
@@ -185,10 +196,11 @@ TEST(SeedTable, BackwardIsAnAliasOfInverse) {
 // --- Ownership
 
 TEST(SeedTable, ParametersAreNamedByLayerAndFunction) {
-  RevBlock block(RevBlockOptions(2).f(new_linear).g([](int64_t) { return nn::Sequential(nn::Linear(4, 4), nn::ReLU()); }));
+  RevBlock block(
+      RevBlockOptions(2).f(new_linear).g([](int64_t) { return nn::Sequential(nn::Linear(4, 4), nn::ReLU()); }));
   EXPECT_EQ(parameter_names(*block),
-            (Names{"layers.0.f.weight", "layers.0.f.bias", "layers.0.g.0.weight", "layers.0.g.0.bias", "layers.1.f.weight",
-                   "layers.1.f.bias", "layers.1.g.0.weight", "layers.1.g.0.bias"}));
+            (Names{"layers.0.f.weight", "layers.0.f.bias", "layers.0.g.0.weight", "layers.0.g.0.bias",
+                   "layers.1.f.weight", "layers.1.f.bias", "layers.1.g.0.weight", "layers.1.g.0.bias"}));
 }
 
 TEST(SeedTable, BuffersAreNamedByLayerAndFunction) {
@@ -203,7 +215,9 @@ TEST(SeedTable, ASharedModuleIsRegisteredOnce) {
   RevBlock all(RevBlockOptions(12).f(shared).g(shared));
   EXPECT_EQ(parameter_names(*all), (Names{"layers.0.f.weight", "layers.0.f.bias"}));
   const nn::Linear other(4, 4);
-  RevBlock some(RevBlockOptions(3).f(std::vector<nn::Linear>{other, shared, shared}).g(std::vector<nn::Linear>{shared, other, other}));
+  RevBlock some(RevBlockOptions(3)
+                    .f(std::vector<nn::Linear>{other, shared, shared})
+                    .g(std::vector<nn::Linear>{shared, other, other}));
   EXPECT_EQ(parameter_names(*some),
             (Names{"layers.0.f.weight", "layers.0.f.bias", "layers.0.g.weight", "layers.0.g.bias"}));
 }
@@ -212,7 +226,9 @@ TEST(SeedTable, ModulesOfACallableAreRegistered) {
   nn::Linear a(4, 4), b(4, 4);
   RevBlock one(RevBlockOptions(1).f(Residual({a.ptr()}, [a](torch::Tensor t) mutable { return a(t); })).g(new_linear));
   EXPECT_EQ(parameter_names(*one)[0], "layers.0.f.weight");
-  RevBlock two(RevBlockOptions(1).f(Residual({a.ptr(), b.ptr()}, [a, b](torch::Tensor t) mutable { return b(a(t)); })).g(new_linear));
+  RevBlock two(RevBlockOptions(1)
+                   .f(Residual({a.ptr(), b.ptr()}, [a, b](torch::Tensor t) mutable { return b(a(t)); }))
+                   .g(new_linear));
   EXPECT_EQ(two->parameters().size(), 6U);
   EXPECT_EQ(parameter_names(*two)[0], "layers.0.f.0.weight");
   EXPECT_EQ(parameter_names(*two)[2], "layers.0.f.1.weight");
@@ -391,16 +407,21 @@ TEST(SeedTable, TrainAndEvalReachEveryFunction) {
 
 TEST(SeedTable, Printing) {
   RevBlock block(RevBlockOptions(2).f(new_linear).g(new_linear).memory(Memory::recompute(2)));
-  EXPECT_NE(printed(block).find("regrad::RevBlock(num_layers=2, memory=recompute(2))"), std::string::npos) << printed(block);
+  EXPECT_NE(printed(block).find("regrad::RevBlock(num_layers=2, memory=recompute(2))"), std::string::npos)
+      << printed(block);
   EXPECT_NE(printed(block).find("torch::nn::Linear"), std::string::npos) << printed(block);
   EXPECT_NE(printed(SplitRevBlock(block, 1)).find("regrad::SplitRevBlock(dim=1)"), std::string::npos);
   EXPECT_NE(printed(Recompute(nn::Linear(4, 4))).find("regrad::Recompute"), std::string::npos);
-  EXPECT_NE(printed(nn::Sequential(nn::Linear(8, 8), SplitRevBlock(block))).find("RevBlock(num_layers=2"), std::string::npos);
+  EXPECT_NE(printed(nn::Sequential(nn::Linear(8, 8), SplitRevBlock(block))).find("RevBlock(num_layers=2"),
+            std::string::npos);
 }
 
 TEST(SeedTable, MemoryIsReadAndChangedAndKeptByAGraph) {
   int runs = 0;
-  const Residue counted = [&](torch::Tensor t) { ++runs; return t.sin(); };
+  const Residue counted = [&](torch::Tensor t) {
+    ++runs;
+    return t.sin();
+  };
   RevBlock block = make_block({counted}, {counted});
   EXPECT_EQ(block->memory(), Memory::reverse());
   EXPECT_EQ(block->memory().to_string(), "reverse");
@@ -430,7 +451,11 @@ TEST(SeedTable, UnregisteredParametersAreNamedOnceInAWarning) {
     const auto p = leaf({4, 4}), q = leaf({4});
     RevBlock block(RevBlockOptions(2)
                        .f([p, q](torch::Tensor t) { return t.mm(p) + q; })
-                       .g([](int64_t) { nn::Linear l(4, 4); l->to(torch::kDouble); return l; })
+                       .g([](int64_t) {
+                         nn::Linear l(4, 4);
+                         l->to(torch::kDouble);
+                         return l;
+                       })
                        .memory(strategy.memory));
     EXPECT_TRUE(block->unregistered_parameters().empty());
     const auto x = leaf({3, 4});
@@ -456,7 +481,8 @@ TEST(SeedTable, UnregisteredParametersAreNamedOnceInAWarning) {
 TEST(SeedTable, NoWarningWhereEverythingIsRegisteredOrGiven) {
   Warnings warnings;
   const c10::WarningUtils::WarningHandlerGuard guard(&warnings);
-  RevBlock block(RevBlockOptions(2).f([](torch::Tensor t, torch::TensorList side) { return t * side[0]; }).g(new_linear));
+  RevBlock block(
+      RevBlockOptions(2).f([](torch::Tensor t, torch::TensorList side) { return t * side[0]; }).g(new_linear));
   const auto x = torch::rand({3, 4}).requires_grad_(), s = torch::rand({4}).requires_grad_();
   run_block(block, x, x, {.f = {s}});
   EXPECT_TRUE(warnings.seen.empty());
@@ -480,17 +506,18 @@ TEST(SeedTable, SplitRevBlockInASequential) {
   const auto x = leaf({3, 8});
   Tensors leaves = net->parameters();
   leaves.push_back(x);
-  expect_like_plain(leaves,
-                    [&] {
-                      const auto parts = before(x).chunk(2, 1);
-                      auto a = parts[0], b = parts[1];
-                      for (size_t i = 0; i < 2; ++i) {
-                        a = a + f[i](b);
-                        b = b + g[i](a);
-                      }
-                      return Tensors{after(torch::cat({a, b}, 1).relu())};
-                    },
-                    [&] { return Tensors{net->forward(x)}; }, {1e-12});
+  expect_like_plain(
+      leaves,
+      [&] {
+        const auto parts = before(x).chunk(2, 1);
+        auto a = parts[0], b = parts[1];
+        for (size_t i = 0; i < 2; ++i) {
+          a = a + f[i](b);
+          b = b + g[i](a);
+        }
+        return Tensors{after(torch::cat({a, b}, 1).relu())};
+      },
+      [&] { return Tensors{net->forward(x)}; }, {1e-12});
   const auto y = split->forward(x);
   EXPECT_TRUE(torch::allclose(split->inverse(y), x, 1e-10, 1e-12));
 }
@@ -499,7 +526,8 @@ TEST(SeedTable, SplitAlongEachAxis) {
   const auto x = torch::randn({2, 4, 6}, torch::kDouble);
   for (int64_t dim = -3; dim < 3; ++dim) {
     SCOPED_TRACE(dim);
-    SplitRevBlock split(make_block({[](torch::Tensor t) { return t.sin(); }}, {[](torch::Tensor t) { return t.cos(); }}), dim);
+    SplitRevBlock split(
+        make_block({[](torch::Tensor t) { return t.sin(); }}, {[](torch::Tensor t) { return t.cos(); }}), dim);
     const auto parts = x.chunk(2, dim);
     const auto y1 = parts[0] + parts[1].sin();
     EXPECT_TRUE(split->forward(x).equal(torch::cat({y1, parts[1] + y1.cos()}, dim)));
@@ -510,7 +538,12 @@ TEST(SeedTable, SplitAlongEachAxis) {
 TEST(SeedTable, RecomputeInASequential) {
   int runs = 0;
   nn::Linear a(4, 4), b(4, 4);
-  nn::Sequential net(a, Recompute(Residual({b.ptr()}, [&runs, b](torch::Tensor t) mutable { ++runs; return b(t).tanh(); })),
+  nn::Sequential net(a,
+                     Recompute(Residual({b.ptr()},
+                                        [&runs, b](torch::Tensor t) mutable {
+                                          ++runs;
+                                          return b(t).tanh();
+                                        })),
                      Recompute(nn::Sequential(nn::Dropout(0.5), nn::BatchNorm1d(4))));
   net->to(torch::kDouble);
   EXPECT_EQ(net->parameters().size(), 6U);
@@ -519,8 +552,8 @@ TEST(SeedTable, RecomputeInASequential) {
   Tensors leaves = net->parameters();
   leaves.push_back(x);
   auto last = std::dynamic_pointer_cast<nn::SequentialImpl>(net[2]->children()[0]);
-  expect_like_plain(leaves, [&] { return Tensors{last->forward(b(a(x)).tanh())}; },
-                    [&] { return Tensors{net->forward(x)}; });
+  expect_like_plain(
+      leaves, [&] { return Tensors{last->forward(b(a(x)).tanh())}; }, [&] { return Tensors{net->forward(x)}; });
   EXPECT_EQ(runs, 2) << "once in forward and once in backward";
 }
 
@@ -538,7 +571,9 @@ TEST(SeedTable, RecomputeIsSavedAndCloned) {
 }
 
 TEST(SeedTable, SplitRevBlockIsSavedAndCloned) {
-  const auto make = [] { return nn::Sequential(SplitRevBlock(RevBlock(RevBlockOptions(2).f(new_linear).g(new_linear)))); };
+  const auto make = [] {
+    return nn::Sequential(SplitRevBlock(RevBlock(RevBlockOptions(2).f(new_linear).g(new_linear))));
+  };
   auto net = make();
   std::stringstream file;
   torch::save(net, file);
@@ -556,7 +591,10 @@ TEST(SeedTable, SplitRevBlockIsSavedAndCloned) {
 /// sin, and counts its calls.
 struct CountedSinImpl : nn::Module {
   std::shared_ptr<int> calls = std::make_shared<int>(0);
-  torch::Tensor forward(torch::Tensor t) { ++*calls; return t.sin(); }
+  torch::Tensor forward(torch::Tensor t) {
+    ++*calls;
+    return t.sin();
+  }
 };
 TORCH_MODULE(CountedSin);
 
@@ -576,11 +614,12 @@ TEST(SeedTable, CheckpointSequentialWithAnyNumberOfSegments) {
     const auto x = leaf({3, 4});
     Tensors leaves = net->parameters();
     leaves.push_back(x);
-    expect_like_plain(leaves, [&] { return Tensors{net->forward(x)}; },
-                      [&] {
-                        for (auto& c : calls) *c = 0;
-                        return Tensors{checkpoint_sequential(net, segments, x)};
-                      });
+    expect_like_plain(
+        leaves, [&] { return Tensors{net->forward(x)}; },
+        [&] {
+          for (auto& c : calls) *c = 0;
+          return Tensors{checkpoint_sequential(net, segments, x)};
+        });
     EXPECT_EQ(*calls[2], 1) << "the last part is stored";
     EXPECT_EQ(*calls[0], segments == 1 ? 1 : 2);
   }
@@ -624,8 +663,8 @@ TEST_F(RecomputeGrad, ArgumentsOfAllKinds) {
       return [&, function] {
         std::optional<torch::Tensor> maybe;
         if (present) maybe = z;
-        return Tensors{function(x, Tensors{x, y, torch::ones({3, 4}, torch::kDouble)}, maybe, torch::Tensor(), int64_t{3}, std::string("text"), Config{0.5, "config"},
-                                std::make_pair(y, 2.0))};
+        return Tensors{function(x, Tensors{x, y, torch::ones({3, 4}, torch::kDouble)}, maybe, torch::Tensor(),
+                                int64_t{3}, std::string("text"), Config{0.5, "config"}, std::make_pair(y, 2.0))};
       };
     };
     expect_like_plain(leaves, call(f), call(region), kRounding);
@@ -647,7 +686,8 @@ TEST_F(RecomputeGrad, ATensorListThatOwnsNothing) {
 
 TEST_F(RecomputeGrad, NonTensorArgumentsAreKeptByValue) {
   std::string mode = "sine";
-  const auto region = recompute_grad([](torch::Tensor t, const std::string& m) { return m == "sine" ? t.sin() : t.cos(); });
+  const auto region =
+      recompute_grad([](torch::Tensor t, const std::string& m) { return m == "sine" ? t.sin() : t.cos(); });
   const auto out = region(x, mode);
   mode = "cosine";
   out.sum().backward();
@@ -662,18 +702,21 @@ TEST_F(RecomputeGrad, ResultsOfAllKinds) {
   const auto pair = recompute_grad([](torch::Tensor t) { return std::make_pair(t.sin(), 7); });
   EXPECT_EQ(pair(x).second, 7);
   const auto tuple = recompute_grad([](torch::Tensor t) {
-    return std::make_tuple(t.sin(), std::vector<torch::Tensor>{t.cos(), torch::Tensor()}, std::string("as is"), torch::Tensor(),
-                           std::optional<torch::Tensor>(t * 3), std::optional<torch::Tensor>());
+    return std::make_tuple(t.sin(), std::vector<torch::Tensor>{t.cos(), torch::Tensor()}, std::string("as is"),
+                           torch::Tensor(), std::optional<torch::Tensor>(t * 3), std::optional<torch::Tensor>());
   });
-  expect_like_plain(leaves, [&] { return Tensors{x.sin(), x.sin(), x.cos(), x.sin(), x.cos(), x * 3}; }, [&] {
-    const auto list = vector(x);
-    const auto [sine, more, text, undefined, maybe, nothing] = tuple(x);
-    EXPECT_EQ(text, "as is");
-    EXPECT_FALSE(undefined.defined());
-    EXPECT_FALSE(more[1].defined());
-    EXPECT_FALSE(nothing.has_value());
-    return Tensors{tensor(x), list[0], list[1], sine, more[0], *maybe};
-  }, kRounding);
+  expect_like_plain(
+      leaves, [&] { return Tensors{x.sin(), x.sin(), x.cos(), x.sin(), x.cos(), x * 3}; },
+      [&] {
+        const auto list = vector(x);
+        const auto [sine, more, text, undefined, maybe, nothing] = tuple(x);
+        EXPECT_EQ(text, "as is");
+        EXPECT_FALSE(undefined.defined());
+        EXPECT_FALSE(more[1].defined());
+        EXPECT_FALSE(nothing.has_value());
+        return Tensors{tensor(x), list[0], list[1], sine, more[0], *maybe};
+      },
+      kRounding);
 }
 
 TEST_F(RecomputeGrad, ModulesAndFunctionsAndFunctors) {
@@ -684,10 +727,12 @@ TEST_F(RecomputeGrad, ModulesAndFunctionsAndFunctors) {
   const auto plain = [&] { return Tensors{linear(x)}; };
   expect_like_plain(all, plain, [&] { return Tensors{recompute_grad(linear)(x)}; });
   expect_like_plain(all, plain, [&] { return Tensors{recompute_grad(linear.ptr())(x)}; });
-  expect_like_plain(all, [&] { return Tensors{x.relu()}; },
-                    [&] { return Tensors{recompute_grad(static_cast<torch::Tensor (*)(const torch::Tensor&)>(torch::relu))(x)}; });
+  expect_like_plain(
+      all, [&] { return Tensors{x.relu()}; },
+      [&] { return Tensors{recompute_grad(static_cast<torch::Tensor (*)(const torch::Tensor&)>(torch::relu))(x)}; });
   const std::function<torch::Tensor(torch::Tensor)> erased = [](torch::Tensor t) { return t.sin(); };
-  expect_like_plain(all, [&] { return Tensors{x.sin()}; }, [&] { return Tensors{recompute_grad(erased)(x)}; });
+  expect_like_plain(
+      all, [&] { return Tensors{x.sin()}; }, [&] { return Tensors{recompute_grad(erased)(x)}; });
 }
 
 TEST_F(RecomputeGrad, PassAndIsRecomputing) {
@@ -712,8 +757,12 @@ TEST_F(RecomputeGrad, PassOfABlocksFunctions) {
   for (const Strategy& strategy : kStrategies) {
     SCOPED_TRACE(strategy.memory.to_string());
     std::vector<Pass> passes;
-    const auto f = [&](torch::Tensor t, Pass pass) { passes.push_back(pass); return t.sin(); };
-    RevBlock block(RevBlockOptions(1).f(Residual(f)).g([](torch::Tensor t) { return t.cos(); }).memory(strategy.memory));
+    const auto f = [&](torch::Tensor t, Pass pass) {
+      passes.push_back(pass);
+      return t.sin();
+    };
+    RevBlock block(
+        RevBlockOptions(1).f(Residual(f)).g([](torch::Tensor t) { return t.cos(); }).memory(strategy.memory));
     run_block(block, x, y)[1].sum().backward();
     if (strategy.memory == Memory::store()) {
       EXPECT_EQ(passes, (std::vector<Pass>{Pass::forward}));
@@ -733,7 +782,8 @@ TEST_F(RecomputeGrad, PassInNestedRegions) {
     runs.push_back(pass == Pass::forward ? "outer forward" : "outer recompute");
     return inner(t) * 2;
   });
-  expect_like_plain(leaves, [&] { return Tensors{x.sin() * 2}; }, [&] { return Tensors{outer(x)}; });
+  expect_like_plain(
+      leaves, [&] { return Tensors{x.sin() * 2}; }, [&] { return Tensors{outer(x)}; });
   EXPECT_EQ(runs.front(), "outer forward");
   EXPECT_EQ(runs[1], "inner forward");
   EXPECT_EQ(runs[2], "outer recompute");
@@ -742,8 +792,9 @@ TEST_F(RecomputeGrad, PassInNestedRegions) {
 
 TEST_F(RecomputeGrad, DataDependencySurvivesBadGradients) {
   // The reference's: NaN and infinite gradients poison its inputs, empty tensors and integer gradients break it.
-  const auto region = recompute_grad([](torch::Tensor a, torch::Tensor b) { return std::make_tuple(a * 2, a.cumsum(0) + b.sum()); },
-                                     {.use_data_dep = true, .tupleize_grads = true});
+  const auto region =
+      recompute_grad([](torch::Tensor a, torch::Tensor b) { return std::make_tuple(a * 2, a.cumsum(0) + b.sum()); },
+                     {.use_data_dep = true, .tupleize_grads = true});
   const auto empty = torch::empty({0, 4}, torch::kDouble).requires_grad_();
   const auto [first, second] = region(x, empty);
   auto gradient = torch::ones({3, 4}, torch::kDouble);
@@ -759,15 +810,21 @@ TEST_F(RecomputeGrad, DataDependencySurvivesBadGradients) {
 
 TEST_F(RecomputeGrad, CustomGradientErrors) {
   const auto with = [&](regrad::CustomGradients gradients) {
-    return regrad::with_custom_grad([&](torch::Tensor a) { return a * y; },
-                                    [gradients](const Tensors&, const Tensors&, const Tensors&, const Tensors&) { return gradients; });
+    return regrad::with_custom_grad(
+        [&](torch::Tensor a) { return a * y; },
+        [gradients](const Tensors&, const Tensors&, const Tensors&, const Tensors&) { return gradients; });
   };
-  expect_error(ErrorKind::invalid_argument, {"2 gradients of inputs", "1"}, [&] { with({{x, x}, {y}})(x).sum().backward(); });
-  expect_error(ErrorKind::invalid_argument, {"0 gradients of variables", "1"}, [&] { with({{x}, {}})(x).sum().backward(); });
+  expect_error(ErrorKind::invalid_argument, {"2 gradients of inputs", "1"}, [&] {
+    with({{x, x}, {y}})(x).sum().backward();
+  });
+  expect_error(ErrorKind::invalid_argument, {"0 gradients of variables", "1"}, [&] {
+    with({{x}, {}})(x).sum().backward();
+  });
   const auto captured = y * 2;
   expect_error(ErrorKind::unsupported, {"captures", "Pass it as an input"}, [&] {
-    regrad::with_custom_grad([&](torch::Tensor a) { return a * captured; },
-                             [](const Tensors&, const Tensors&, const Tensors&, const Tensors&) { return regrad::CustomGradients{}; })(x);
+    regrad::with_custom_grad(
+        [&](torch::Tensor a) { return a * captured; },
+        [](const Tensors&, const Tensors&, const Tensors&, const Tensors&) { return regrad::CustomGradients{}; })(x);
   });
 }
 
@@ -794,26 +851,31 @@ TEST_F(RecomputeGrad, CustomGradientSeesAllThatItShould) {
 
 TEST_F(RecomputeGrad, CustomGradientSecondOrder) {
   // d(a^3)/da given by hand, then differentiated again.
-  const auto cube = regrad::with_custom_grad(
-      [](torch::Tensor a) { return a.pow(3); },
-      [](const Tensors& in, const Tensors&, const Tensors&, const Tensors& d) {
-        return regrad::CustomGradients{{d[0] * 3 * in[0].pow(2)}, {}};
-      });
+  const auto cube = regrad::with_custom_grad([](torch::Tensor a) { return a.pow(3); },
+                                             [](const Tensors& in, const Tensors&, const Tensors&, const Tensors& d) {
+                                               return regrad::CustomGradients{{d[0] * 3 * in[0].pow(2)}, {}};
+                                             });
   const auto first = torch::autograd::grad({cube(x).sum()}, {x}, {}, true, true)[0];
   const auto second = torch::autograd::grad({first.sum()}, {x})[0];
   EXPECT_TRUE(torch::allclose(second, 6 * x.detach(), 1e-12));
 }
 
 TEST_F(RecomputeGrad, CustomGradientInsideARegionAndABlock) {
-  const auto doubled = regrad::with_custom_grad(
-      [&](torch::Tensor a) { return a * y; },
-      [](const Tensors& in, const Tensors& variables, const Tensors&, const Tensors& d) {
-        return regrad::CustomGradients{{d[0] * variables[0] * 2}, {d[0] * in[0] * 2}};
-      });
+  const auto doubled =
+      regrad::with_custom_grad([&](torch::Tensor a) { return a * y; },
+                               [](const Tensors& in, const Tensors& variables, const Tensors&, const Tensors& d) {
+                                 return regrad::CustomGradients{{d[0] * variables[0] * 2}, {d[0] * in[0] * 2}};
+                               });
   const Residue f = doubled;
-  expect_like_plain(leaves, [&] { return Tensors{f(x).sin()}; },
-                    [&] { return Tensors{recompute_grad([&](torch::Tensor t) { return f(t).sin(); })(x)}; });
-  expect_block_like_plain(leaves, {f, f}, {f, f}, [&] { return Tensors{x, z}; }, kRounding);
+  expect_like_plain(
+      leaves, [&] { return Tensors{f(x).sin()}; },
+      [&] { return Tensors{recompute_grad([&](torch::Tensor t) { return f(t).sin(); })(x)}; });
+  expect_block_like_plain(
+      leaves, {f, f}, {f, f},
+      [&] {
+        return Tensors{x, z};
+      },
+      kRounding);
 }
 
 }  // namespace

@@ -138,8 +138,9 @@ TEST_F(SeedFourLayers, S04_SideInputOfAllLayers) {
   const auto side = torch::rand({16, 4}).requires_grad_();
   std::vector<Residual> f_with_side;
   for (const nn::Linear& l : f) {
-    f_with_side.emplace_back(std::vector<std::shared_ptr<nn::Module>>{l.ptr()},
-                             [l = l](torch::Tensor t, torch::TensorList more) mutable { return l->forward(t) + more[0]; });
+    f_with_side.emplace_back(
+        std::vector<std::shared_ptr<nn::Module>>{l.ptr()},
+        [l = l](torch::Tensor t, torch::TensorList more) mutable { return l->forward(t) + more[0]; });
   }
   const RevBlock block(RevBlockOptions(4).f(f_with_side).g(g));
   EXPECT_EQ(block->parameters().size(), 16U);
@@ -239,14 +240,17 @@ TEST(Seed, S06_ConvolutionAndBatchNorm) {
     for (const Memory memory : {Memory::reverse(), Memory::store(), Memory::recompute(2)}) {
       SCOPED_TRACE(memory.to_string());
       Tensors after_plain;
-      expect_same_training(x, variables, [&](torch::Tensor x1, torch::Tensor x2) {
-        auto y = plain(x1, x2);
-        for (const auto& buffer : block->buffers()) after_plain.push_back(buffer.clone());
-        return y;
-      }, [&](torch::Tensor x1, torch::Tensor x2) {
-        restore();
-        return call(block, memory)(x1, x2);
-      });
+      expect_same_training(
+          x, variables,
+          [&](torch::Tensor x1, torch::Tensor x2) {
+            auto y = plain(x1, x2);
+            for (const auto& buffer : block->buffers()) after_plain.push_back(buffer.clone());
+            return y;
+          },
+          [&](torch::Tensor x1, torch::Tensor x2) {
+            restore();
+            return call(block, memory)(x1, x2);
+          });
       expect_close(after_plain, block->buffers());
     }
   }
@@ -328,8 +332,7 @@ TEST(Seed, S08_RecomputeWithEveryOptionEqualsPlain) {
 TEST(Seed, S09_NewParametersOnEachCallAreRefused) {
   const auto x = torch::rand({2, 4}).requires_grad_();
   const auto y = recompute_grad([](torch::Tensor t) { return nn::Linear(4, 4)->forward(t); })(x);
-  expect_error(regrad::ErrorKind::variables_differ, {"on each call"},
-               [&] { torch::autograd::grad({y.sum()}, {x}); });
+  expect_error(regrad::ErrorKind::variables_differ, {"on each call"}, [&] { torch::autograd::grad({y.sum()}, {x}); });
 }
 
 TEST(Seed, S10_DistinctStableParametersPerCall) {
@@ -337,8 +340,9 @@ TEST(Seed, S10_DistinctStableParametersPerCall) {
   const auto region = recompute_grad([&](torch::Tensor t, size_t layer) { return layers[layer]->forward(t); });
   const auto x = torch::rand({2, 4}).requires_grad_();
   const Tensors leaves{x, layers[0]->weight, layers[0]->bias, layers[1]->weight, layers[1]->bias};
-  expect_like_plain(leaves, [&] { return Tensors{linear(layers[1], linear(layers[0], x))}; },
-                    [&] { return Tensors{region(region(x, size_t{0}), size_t{1})}; });
+  expect_like_plain(
+      leaves, [&] { return Tensors{linear(layers[1], linear(layers[0], x))}; },
+      [&] { return Tensors{region(region(x, size_t{0}), size_t{1})}; });
   region(region(x, size_t{0}), size_t{1}).sum().backward();
   for (const auto& leaf : leaves) EXPECT_TRUE(leaf.grad().defined());
 }
@@ -407,15 +411,14 @@ TEST(Seed, S14_CustomGradient) {
         return regrad::CustomGradients{{d[0].mm(variables[0].t()), d[0].mm(in[2].t()), in[1].t().mm(d[0])},
                                        {in[0].t().mm(d[0])}};
       });
-  expect_like_plain(leaves, [&] { return Tensors{fn(a, b, c)}; }, [&] { return Tensors{with_true_gradient(a, b, c)}; },
-                    {1e-6});
+  expect_like_plain(
+      leaves, [&] { return Tensors{fn(a, b, c)}; }, [&] { return Tensors{with_true_gradient(a, b, c)}; }, {1e-6});
 
-  const auto with_constants = regrad::with_custom_grad(
-      fn, [](const Tensors& in, const Tensors& variables, const Tensors&, const Tensors&) {
-        return regrad::CustomGradients{
-            {torch::ones_like(in[0]), torch::full_like(in[1], 2), torch::full_like(in[2], 3)},
-            {torch::full_like(variables[0], 4)}};
-      });
+  const auto with_constants = regrad::with_custom_grad(fn, [](const Tensors& in, const Tensors& variables,
+                                                              const Tensors&, const Tensors&) {
+    return regrad::CustomGradients{{torch::ones_like(in[0]), torch::full_like(in[1], 2), torch::full_like(in[2], 3)},
+                                   {torch::full_like(variables[0], 4)}};
+  });
   with_constants(a, b, c).sum().backward();
   for (size_t i = 0; i < 4; ++i) {
     EXPECT_TRUE(leaves[i].grad().equal(torch::full_like(leaves[i], static_cast<double>(i + 1)))) << "tensor " << i;

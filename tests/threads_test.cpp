@@ -99,12 +99,6 @@ Tensors state_of(const torch::nn::Module& module) {
   return state;
 }
 
-Tensors copies(const Tensors& tensors) {
-  Tensors result;
-  for (const auto& tensor : tensors) result.push_back(tensor.detach().clone());
-  return result;
-}
-
 /// A few steps of gradient descent on a model of a block, nested regions and a checkpointed sequential. Returns the
 /// parameters and buffers at the end.
 Tensors train(uint64_t seed, const Memory& memory, int steps) {

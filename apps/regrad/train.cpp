@@ -114,7 +114,8 @@ struct StrategyCost {
 
 /// What a step takes under the run's own strategy, store and recompute: the second step of a new network for each, on
 /// the same batch. The trained network has no part in it. Nothing when interrupted.
-std::optional<std::vector<StrategyCost>> compare_strategies(const TrainOptions& options, const models::FashionMnist& data) {
+std::optional<std::vector<StrategyCost>> compare_strategies(const TrainOptions& options,
+                                                            const models::FashionMnist& data) {
   std::vector<Memory> strategies{options.memory};
   for (const Memory& other : {Memory::store(), Memory::recompute()}) {
     if (other != options.memory) strategies.push_back(other);

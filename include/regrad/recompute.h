@@ -41,7 +41,8 @@ TORCH_MODULE(Recompute);
 /// again in backward. The last part is stored: its backward comes first, so recomputing it would save nothing
 /// (Chen et al. 2016, arXiv 1604.06174). More segments than modules means one module each.
 /// Every module must map one tensor to one tensor.
-/// Memory: until backward, segments - 1 inputs and the last part's activations; in backward those of one part. Time: one more evaluation of all parts but the last.
+/// Memory: until backward, segments - 1 inputs and the last part's activations; in backward those of one part. Time:
+/// one more evaluation of all parts but the last.
 /// @throws Error (invalid_argument) when segments < 1 or the sequential is empty.
 REGRAD_EXPORT at::Tensor checkpoint_sequential(const torch::nn::Sequential& sequential, int64_t segments,
                                                const at::Tensor& x);

@@ -38,10 +38,11 @@ REGRAD_EXPORT Tensors recompute(Function function, const Tensors& inputs, const 
 /// A function like `function` whose activations are dropped after forward and rebuilt in backward by running it again
 /// (Chen et al. 2016, arXiv 1604.06174).
 ///
-/// function: a callable or a torch::nn module, kept by the result, which is called like it. Arguments: tensors, vectors of tensors, optional and undefined tensors;
-/// anything else is passed by value. Result: a tensor, a vector of tensors, or a tuple or pair of these; other
-/// elements of a tuple are passed on. A last parameter of type Pass tells the two runs apart; so does
-/// is_recomputing(). Tensors that the function captures get their gradient, and parameters it uses as well.
+/// function: a callable or a torch::nn module, kept by the result, which is called like it. Arguments: tensors, vectors
+/// of tensors, optional and undefined tensors; anything else is passed by value. Result: a tensor, a vector of tensors,
+/// or a tuple or pair of these; other elements of a tuple are passed on. A last parameter of type Pass tells the two
+/// runs apart; so does is_recomputing(). Tensors that the function captures get their gradient, and parameters it uses
+/// as well.
 ///
 /// The function runs again in backward: what a lambda captures by reference must still be there.
 ///

@@ -41,7 +41,7 @@ concept residual_callable =
 /// A module, held as torch::nn holds one: `Linear` or `std::shared_ptr<LinearImpl>`.
 template <class T>
 concept module_pointer = std::derived_from<typename T::element_type, torch::nn::Module> &&
-                         std::same_as<T, std::shared_ptr<typename T::element_type>>;
+    std::same_as<T, std::shared_ptr<typename T::element_type>>;
 template <class T>
 concept module_holder = std::derived_from<T, torch::nn::ModuleHolder<typename T::ContainedType>>;
 
@@ -75,14 +75,13 @@ class REGRAD_EXPORT Residual {
  public:
   /// A module: its parameters and buffers are the layer's.
   template <class T>
-    requires detail::residual_module<std::remove_cvref_t<T>>
-  Residual(T&& module) : Residual(from_module(as_shared(std::forward<T>(module)))) {}
+  requires detail::residual_module<std::remove_cvref_t<T>> Residual(T&& module)
+      : Residual(from_module(as_shared(std::forward<T>(module)))) {}
 
   /// A callable that owns no module.
   template <class F>
-    requires(!std::same_as<std::remove_cvref_t<F>, Residual> && !detail::residual_module<std::remove_cvref_t<F>> &&
-             detail::residual_callable<std::decay_t<F>>)
-  Residual(F&& callable) {
+  requires(!std::same_as<std::remove_cvref_t<F>, Residual> && !detail::residual_module<std::remove_cvref_t<F>> &&
+           detail::residual_callable<std::decay_t<F>>) Residual(F&& callable) {
     bind(std::make_shared<std::decay_t<F>>(std::forward<F>(callable)));
     // A callable without state is the same function wherever it is copied to.
     stateless_ = std::is_empty_v<std::decay_t<F>> || std::is_function_v<std::remove_pointer_t<std::decay_t<F>>>;
@@ -90,8 +89,8 @@ class REGRAD_EXPORT Residual {
 
   /// A callable and the modules that it uses, which the block registers.
   template <class F>
-    requires detail::residual_callable<std::decay_t<F>>
-  Residual(detail::Modules modules, F&& callable) : modules_(std::move(modules)) {
+  requires detail::residual_callable<std::decay_t<F>> Residual(detail::Modules modules, F&& callable)
+      : modules_(std::move(modules)) {
     bind(std::make_shared<std::decay_t<F>>(std::forward<F>(callable)));
   }
 
@@ -119,10 +118,8 @@ class REGRAD_EXPORT Residual {
     return module;
   }
   template <class H>
-    requires detail::module_holder<H>
-  static std::shared_ptr<typename H::ContainedType> as_shared(const H& holder) {
-    return holder.ptr();
-  }
+  requires detail::module_holder<H>
+  static std::shared_ptr<typename H::ContainedType> as_shared(const H& holder) { return holder.ptr(); }
 
   template <class M>
   static Residual from_module(std::shared_ptr<M> module) {
@@ -175,19 +172,20 @@ class REGRAD_EXPORT Residuals {
  public:
   /// One function, or one module with its weights, shared by all layers.
   template <class T>
-    requires(!std::same_as<std::remove_cvref_t<T>, Residuals> && std::constructible_from<Residual, T &&>)
-  Residuals(T&& shared) : Residuals(each_layer_of(Residual(std::forward<T>(shared)))) {}
+  requires(!std::same_as<std::remove_cvref_t<T>, Residuals> && std::constructible_from<Residual, T&&>)
+      Residuals(T&& shared)
+      : Residuals(each_layer_of(Residual(std::forward<T>(shared)))) {}
 
   /// A factory, called with the layer's number 0 .. num_layers - 1: each layer gets what it returns.
   template <class F>
-    requires(!std::same_as<std::remove_cvref_t<F>, Residuals> && !std::constructible_from<Residual, F &&> &&
-             detail::residual_factory<std::decay_t<F>>)
-  Residuals(F&& factory) : Residuals(per_layer_of(std::forward<F>(factory))) {}
+  requires(!std::same_as<std::remove_cvref_t<F>, Residuals> && !std::constructible_from<Residual, F&&> &&
+           detail::residual_factory<std::decay_t<F>>) Residuals(F&& factory)
+      : Residuals(per_layer_of(std::forward<F>(factory))) {}
 
   /// One function per layer. The length must equal the number of layers.
   template <class T>
-    requires std::constructible_from<Residual, const T&>
-  Residuals(const std::vector<T>& list) : Residuals(list_of(std::vector<Residual>(list.begin(), list.end()))) {}
+  requires std::constructible_from<Residual, const T&> Residuals(const std::vector<T>& list)
+      : Residuals(list_of(std::vector<Residual>(list.begin(), list.end()))) {}
   Residuals(std::initializer_list<Residual> list) : Residuals(list_of(std::vector<Residual>(list))) {}
 
   /// The functions of `num_layers` layers; `name` is "f" or "g", for errors.
@@ -204,9 +202,8 @@ class REGRAD_EXPORT Residuals {
   static Residuals factory_of(std::function<Residual(int64_t)> factory);
   template <class F>
   static Residuals per_layer_of(F factory) {
-    return factory_of([factory = std::make_shared<F>(std::move(factory))](int64_t layer) {
-      return Residual((*factory)(layer));
-    });
+    return factory_of(
+        [factory = std::make_shared<F>(std::move(factory))](int64_t layer) { return Residual((*factory)(layer)); });
   }
 
   template <class F>

@@ -2,8 +2,7 @@
 
 namespace regrad {
 
-Error::Error(ErrorKind kind, const std::string& message)
-    : c10::Error("regrad: " + message), kind_(kind) {}
+Error::Error(ErrorKind kind, const std::string& message) : c10::Error("regrad: " + message), kind_(kind) {}
 
 namespace detail {
 

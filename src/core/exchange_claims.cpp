@@ -5,6 +5,7 @@
 #include <unordered_map>
 
 #include "core/describe.h"
+#include "core/memory_of.h"
 #include "core/torch_compat.h"
 #include "regrad/error.h"
 
@@ -35,8 +36,6 @@ Registry& registry() {
   static auto* instance = new Registry();
   return *instance;
 }
-
-const void* memory_of(const at::Tensor& tensor) { return tensor.storage().unsafeGetStorageImpl(); }
 
 [[noreturn]] void refuse(const at::Tensor& tensor, const std::string& function_name) {
   throw_error(ErrorKind::unsupported,

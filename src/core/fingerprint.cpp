@@ -18,29 +18,30 @@ bool has_plain_memory(const at::Tensor& tensor) {
          !tensor.is_quantized() && tensor.numel() > 0;
 }
 
-/// Multiplying each word by an odd number that depends on its place makes the sum see permutations too.
-uint64_t hash_words(const uint32_t* words, size_t count) {
-  uint64_t sum = 0;
-  for (size_t i = 0; i < count; ++i) {
-    const uint32_t weight = static_cast<uint32_t>(i) * 2654435761U | 1U;
-    sum += static_cast<uint64_t>(words[i]) * weight;
-  }
-  return sum;
+/// The `bytes` bytes at `data` as a number. The views of half-precision tensors may start within a word.
+uint32_t load_word(const char* data, size_t bytes = sizeof(uint32_t)) {
+  uint32_t word = 0;
+  std::memcpy(&word, data, bytes);
+  return word;
 }
 
-uint64_t hash_memory(const void* data, size_t bytes) {
-  const size_t words = bytes / sizeof(uint32_t);
-  uint64_t hash = hash_words(static_cast<const uint32_t*>(data), words);
-  uint32_t tail = 0;
-  std::memcpy(&tail, static_cast<const char*>(data) + words * sizeof(uint32_t), bytes % sizeof(uint32_t));
-  return hash + tail;
+/// Multiplying each word by an odd number that depends on its place makes the sum see permutations too.
+uint64_t hash_memory(const char* data, size_t bytes) {
+  constexpr size_t width = sizeof(uint32_t);
+  const size_t words = bytes / width;
+  uint64_t sum = load_word(data + words * width, bytes % width);
+  for (size_t i = 0; i < words; ++i) {
+    const uint32_t weight = static_cast<uint32_t>(i) * 2654435761U | 1U;
+    sum += static_cast<uint64_t>(load_word(data + i * width)) * weight;
+  }
+  return sum;
 }
 
 uint64_t hash_values(const at::Tensor& tensor) {
   if (!has_plain_memory(tensor)) return 0;
   const c10::NoGradGuard no_grad;
   const at::Tensor dense = tensor.is_non_overlapping_and_dense() ? tensor : tensor.detach().contiguous();
-  return hash_memory(dense.const_data_ptr(), dense.nbytes());
+  return hash_memory(static_cast<const char*>(dense.const_data_ptr()), dense.nbytes());
 }
 
 constexpr int64_t kSampleSize = 32;
@@ -55,18 +56,23 @@ int64_t offset_of(int64_t number, const at::Tensor& tensor) {
   return offset;
 }
 
+/// Calls `visit` with the offsets of up to kSampleSize elements.
+template <class Visit>
+void for_sample(const at::Tensor& tensor, Visit visit) {
+  const int64_t count = tensor.numel();
+  for (int64_t i = 0; i < std::min(kSampleSize, count); ++i) {
+    // Scattered by the golden ratio: equal distances could all fall on one column, and that be padding.
+    const uint64_t scattered = static_cast<uint64_t>(i + 1) * 0x9E3779B97F4A7C15U >> 32;
+    visit(offset_of(count <= kSampleSize ? i : static_cast<int64_t>(scattered) % count, tensor));
+  }
+}
+
 template <class T>
 std::vector<float> take_sample(const at::Tensor& tensor) {
   const T* data = static_cast<const T*>(tensor.const_data_ptr());
   std::vector<float> values;
-  const int64_t count = tensor.numel();
-  values.reserve(static_cast<size_t>(std::min(kSampleSize, count)));
-  for (int64_t i = 0; i < std::min(kSampleSize, count); ++i) {
-    // Scattered by the golden ratio: equal distances could all fall on one column, and that be padding.
-    const uint64_t scattered = static_cast<uint64_t>(i + 1) * 0x9E3779B97F4A7C15U >> 32;
-    const int64_t number = count <= kSampleSize ? i : static_cast<int64_t>(scattered) % count;
-    values.push_back(static_cast<float>(data[offset_of(number, tensor)]));
-  }
+  values.reserve(static_cast<size_t>(std::min(kSampleSize, tensor.numel())));
+  for_sample(tensor, [&](int64_t offset) { values.push_back(static_cast<float>(data[offset])); });
   return values;
 }
 
@@ -79,14 +85,34 @@ std::vector<uint64_t> fingerprint(const Tensors& outputs) {
   return result;
 }
 
+uint64_t sampled_bits(const at::Tensor& tensor) {
+  if (!has_plain_memory(tensor)) return 0;
+  const char* data = static_cast<const char*>(tensor.const_data_ptr());
+  const size_t width = tensor.itemsize();
+  uint64_t bits = 0;
+  for_sample(tensor, [&](int64_t offset) {
+    bits = bits * 0x9E3779B97F4A7C15U + hash_memory(data + static_cast<size_t>(offset) * width, width);
+  });
+  return bits;
+}
+
 Sample::Sample(const at::Tensor& output) {
   if (!has_plain_memory(output)) return;
   switch (output.scalar_type()) {
-    case at::kDouble: values_ = take_sample<double>(output); break;
-    case at::kFloat: values_ = take_sample<float>(output); break;
-    case at::kHalf: values_ = take_sample<c10::Half>(output); break;
-    case at::kBFloat16: values_ = take_sample<c10::BFloat16>(output); break;
-    default: break;
+    case at::kDouble:
+      values_ = take_sample<double>(output);
+      break;
+    case at::kFloat:
+      values_ = take_sample<float>(output);
+      break;
+    case at::kHalf:
+      values_ = take_sample<c10::Half>(output);
+      break;
+    case at::kBFloat16:
+      values_ = take_sample<c10::BFloat16>(output);
+      break;
+    default:
+      break;
   }
 }
 

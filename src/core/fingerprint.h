@@ -13,6 +13,10 @@ namespace regrad::detail {
 /// wait for the device. One pass over memory.
 std::vector<uint64_t> fingerprint(const Tensors& outputs);
 
+/// A number that depends on the bits of a few elements of a CPU tensor, scattered over it; 0 of other tensors. Constant
+/// time.
+uint64_t sampled_bits(const at::Tensor& tensor);
+
 /// A few values of an output, to compare a replay with where its input was rebuilt and so is not exact.
 /// Constant time; of floating-point CPU tensors alone.
 class Sample {

@@ -85,7 +85,8 @@ GeneratorStates GeneratorStates::capture() {
 }
 
 bool GeneratorStates::contains(const at::Generator& generator) const {
-  return std::any_of(states_.begin(), states_.end(), [&](const GeneratorState& state) { return state.generator() == generator; });
+  return std::any_of(states_.begin(), states_.end(),
+                     [&](const GeneratorState& state) { return state.generator() == generator; });
 }
 
 void GeneratorStates::add(const at::Generator& generator) {

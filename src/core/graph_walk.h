@@ -22,9 +22,7 @@ struct EdgeKey {
 };
 
 struct EdgeKeyHash {
-  size_t operator()(const EdgeKey& key) const noexcept {
-    return std::hash<const void*>()(key.node) * 31 + key.input;
-  }
+  size_t operator()(const EdgeKey& key) const noexcept { return std::hash<const void*>()(key.node) * 31 + key.input; }
 };
 
 /// Tells the graph nodes that a function makes from those that were there before. Make one right before the function

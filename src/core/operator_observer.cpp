@@ -9,6 +9,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 
 #include "core/kept_tensor.h"
+#include "core/memory_of.h"
 
 namespace regrad::detail {
 
@@ -61,12 +62,6 @@ std::unique_ptr<at::ObserverContext> start(const at::RecordFunction& op) {
 
 void end(const at::RecordFunction& op, at::ObserverContext*) {
   for (OperatorObserver* o = innermost; o != nullptr; o = o->outer()) o->on_end(op);
-}
-
-/// Views of one memory have one key.
-const void* memory_of(const at::Tensor& tensor) {
-  if (tensor.has_storage()) return tensor.storage().unsafeGetStorageImpl();
-  return tensor.unsafeGetTensorImpl();
 }
 
 }  // namespace

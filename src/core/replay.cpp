@@ -215,7 +215,8 @@ Tensors Replay::call(Tensors& arguments, State::Substitutes* state_left) const {
   RequiresGradScope requires_grad;
   for (const Variable& v : variables_) requires_grad.set(v.accumulator->variable, v.then.requires_grad);
   for (const TensorRead& read : reads_) {
-    if (const at::Tensor tensor = lock(read.tensor); tensor.defined()) requires_grad.set(tensor, read.then.requires_grad);
+    if (const at::Tensor tensor = lock(read.tensor); tensor.defined())
+      requires_grad.set(tensor, read.then.requires_grad);
   }
   const State::Scope state(state_, function_->owner.get(), function_->name, state_left);
   const EnvironmentScope environment(*environment_);
@@ -274,9 +275,8 @@ Replay::Rerun Replay::run_again(Tensors arguments, const edge_list& input_edges,
   rerun.ends_.resize(first_exit + exits_.size());
   for (size_t i = 0; i < exits_.size(); ++i) {
     const Edge& real = walk.exits[walk.exit_index.at(exits_[i])];
-    rerun.ends_[first_exit + i] = create_graph
-                                      ? PrivateNode::bridge(real)
-                                      : PrivateNode::sink(real.function->input_metadata(real.input_nr));
+    rerun.ends_[first_exit + i] =
+        create_graph ? PrivateNode::bridge(real) : PrivateNode::sink(real.function->input_metadata(real.input_nr));
   }
   std::unordered_map<EdgeKey, size_t, EdgeKeyHash> end_of;
   for (size_t i = 0; i < exits_.size(); ++i) end_of.emplace(exits_[i], first_exit + i);
@@ -311,8 +311,8 @@ Tensors Replay::run_again_for_values(Tensors arguments) const {
 namespace {
 
 /// Functions that hand a gradient on by way of a view make several tensors on one memory. Torch's AccumulateGrad, which
-/// counts the owners of the tensor alone, would make each the `.grad` of a leaf, and later add to both at once. So equal
-/// views become one tensor, as they are without a view, and others that overlap are copied.
+/// counts the owners of the tensor alone, would make each the `.grad` of a leaf, and later add to both at once. So
+/// equal views become one tensor, as they are without a view, and others that overlap are copied.
 void separate_gradients(variable_list& gradients, const variable_list& cotangents) {
   std::unordered_multimap<const c10::StorageImpl*, at::Tensor> seen;
   for (const at::Tensor& cotangent : cotangents) {
@@ -343,8 +343,8 @@ void separate_gradients(variable_list& gradients, const variable_list& cotangent
 
 }  // namespace
 
-/// While it lives, bridges lead nowhere, so that the engine does not search what lies behind, and the function's state is
-/// what the run left of it.
+/// While it lives, bridges lead nowhere, so that the engine does not search what lies behind, and the function's state
+/// is what the run left of it.
 class Replay::Rerun::ProductScope {
  public:
   explicit ProductScope(Rerun& rerun) : rerun_(rerun) {
@@ -407,9 +407,8 @@ void Replay::check_versions() const {
   const auto check = [&](const at::Tensor& tensor, const TensorStamp& then, const std::string& name) {
     const TensorStamp now(tensor);
     const auto differs = [&](const std::string& how) {
-      throw_error(ErrorKind::tensor_modified,
-                  function_->name + " uses " + (name.empty() ? "a tensor" : name) + " " + describe(tensor) +
-                      ", which " + how);
+      throw_error(ErrorKind::tensor_modified, function_->name + " uses " + (name.empty() ? "a tensor" : name) + " " +
+                                                  describe(tensor) + ", which " + how);
     };
     if (now.dtype != then.dtype || now.device != then.device) {
       differs(std::string("was ") + c10::toString(then.dtype) + " on " + then.device.str() +
@@ -419,6 +418,11 @@ void Replay::check_versions() const {
       differs("was modified in place between forward and backward: it is at version " + std::to_string(now.version) +
               ", and was at version " + std::to_string(then.version) +
               " when forward read it. Run backward before changing it, or change a copy.");
+    }
+    if (now.sampled_bits != then.sampled_bits) {
+      differs(
+          "was modified between forward and backward through .data() or a pointer, as LibTorch's SGD steps: its "
+          "version is the same, but not its values. Run backward before changing it, or change a copy.");
     }
   };
   for (const Variable& v : variables_) {
@@ -435,9 +439,10 @@ void Replay::check_outputs(const Tensors& outputs) const {
   if (check_ == OutputCheck::bits) {
     if (fingerprint(outputs) == fingerprint_) return;
     throw_error(ErrorKind::replay_differs,
-                function_->name + " computed other values when run again in backward than in forward. Something that "
-                                 "it reads has changed, or it is not a function of its inputs: pass what changes as an "
-                                 "input, and guard side effects with is_recomputing().");
+                function_->name +
+                    " computed other values when run again in backward than in forward. Something that "
+                    "it reads has changed, or it is not a function of its inputs: pass what changes as an "
+                    "input, and guard side effects with is_recomputing().");
   }
   // Rebuilt inputs differ by rounding, which depth and half precision amplify: this is no measure of that, but tells
   // when function or input are another. Where the function is small beside the streams, a rebuilt zero for one,
@@ -449,16 +454,17 @@ void Replay::check_outputs(const Tensors& outputs) const {
   const double distance = sample_.distance(Sample(output));
   if (distance <= tolerance * scale) return;
   throw_error(ErrorKind::replay_differs,
-              function_->name + " computed other values when run again in backward than in forward (relative difference " +
+              function_->name +
+                  " computed other values when run again in backward than in forward (relative difference " +
                   std::to_string(distance / scale) + " on a sample, tolerance " + std::to_string(tolerance) +
                   "). Either it is not a function of its inputs, or rebuilding the activations has lost too much "
                   "precision: use Memory::recompute or Memory::store for this block.");
 }
 
 void Replay::check_exits(const GraphWalk& walk) const {
-  const bool same = walk.exits.size() == exits_.size() &&
-                    std::all_of(exits_.begin(), exits_.end(),
-                                [&](const EdgeKey& key) { return walk.exit_index.contains(key); });
+  const bool same =
+      walk.exits.size() == exits_.size() &&
+      std::all_of(exits_.begin(), exits_.end(), [&](const EdgeKey& key) { return walk.exit_index.contains(key); });
   if (same) return;
 
   std::string differences;
@@ -480,8 +486,7 @@ void Replay::check_exits(const GraphWalk& walk) const {
 std::string Replay::describe_exit(Node* node) const {
   const AccumulateGrad* accumulator = as_accumulator(node);
   if (accumulator == nullptr) return "a captured tensor made by " + node->name();
-  const std::string name =
-      function_->owner == nullptr ? "" : function_->owner->parameter_name(accumulator->variable);
+  const std::string name = function_->owner == nullptr ? "" : function_->owner->parameter_name(accumulator->variable);
   return "parameter " + (name.empty() ? "" : name + " ") + describe(accumulator->variable);
 }
 

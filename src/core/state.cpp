@@ -28,9 +28,9 @@ bool unchanged(const at::Tensor& tensor, const at::Tensor& before) {
 void check_same_kind(const at::Tensor& tensor, const at::Tensor& before, const std::string& function_name) {
   if (tensor.storage().nbytes() != before.storage().nbytes() || tensor.device() != before.device() ||
       tensor.scalar_type() != before.scalar_type()) {
-    throw_error(ErrorKind::tensor_modified,
-                function_name + " needs its buffer as forward saw it, " + describe(before) + ", but it is now " +
-                    describe(tensor) + ". Run backward before the module is moved or converted.");
+    throw_error(ErrorKind::tensor_modified, function_name + " needs its buffer as forward saw it, " + describe(before) +
+                                                ", but it is now " + describe(tensor) +
+                                                ". Run backward before the module is moved or converted.");
   }
 }
 
@@ -147,8 +147,8 @@ State::Scope::~Scope() {
 }
 
 /// Prepares a copy of the earlier bytes, or of any where they do not matter, to be put under the tensor, so that views
-/// of it follow. A tensor that the function only reads, and that is as it was, is left alone: passes in other threads may
-/// read it too.
+/// of it follow. A tensor that the function only reads, and that is as it was, is left alone: passes in other threads
+/// may read it too.
 void State::Scope::substitute(const at::Tensor& tensor, const at::Tensor& before, bool is_written,
                               const std::string& function_name) {
   if (before.defined() && !is_written && unchanged(tensor, before)) return;

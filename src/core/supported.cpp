@@ -13,8 +13,8 @@ void check_supported(const Tensors& inputs, const std::string& function_name) {
                                               ". Call the function without regrad there.");
     };
     const c10::DispatchKeySet keys = input.key_set();
-    if (keys.has_any(c10::DispatchKeySet({c10::DispatchKey::FuncTorchBatched, c10::DispatchKey::FuncTorchGradWrapper,
-                                          c10::DispatchKey::Batched}))) {
+    if (keys.has_any(c10::DispatchKeySet(
+            {c10::DispatchKey::FuncTorchBatched, c10::DispatchKey::FuncTorchGradWrapper, c10::DispatchKey::Batched}))) {
       refuse("is wrapped by a functorch transform: a replay outside of the transform could not unwrap it");
     }
     if (!input.is_inference() && input._fw_grad(/*level=*/0).defined()) {

@@ -1,5 +1,7 @@
 #include "core/tensor_stamp.h"
 
+#include "core/fingerprint.h"
+
 namespace regrad::detail {
 
 uint32_t version_of(const at::Tensor& tensor) {
@@ -8,6 +10,7 @@ uint32_t version_of(const at::Tensor& tensor) {
 
 TensorStamp::TensorStamp(const at::Tensor& tensor)
     : version(version_of(tensor)),
+      sampled_bits(detail::sampled_bits(tensor)),
       dtype(tensor.scalar_type()),
       device(tensor.device()),
       requires_grad(tensor.requires_grad()) {}

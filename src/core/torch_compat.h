@@ -42,8 +42,8 @@ Owned<N> make_node(Args&&... args) {
 
 #endif
 
-/// A kind of debug info that is none of Torch's own. Kinds are told apart by the address of their name, in earlier versions
-/// by a number.
+/// A kind of debug info that is none of Torch's own. Kinds are told apart by the address of their name, in earlier
+/// versions by a number.
 template <class Kind>
 constexpr Kind own_debug_info_kind(const std::string_view* name) {
   if constexpr (std::is_enum_v<Kind>) {

@@ -12,7 +12,8 @@ namespace regrad::detail {
 void append_training_modes(torch::nn::Module& module, std::vector<bool>& modes);
 
 /// Sets modes in that order, and returns where those of the next module begin.
-std::vector<bool>::const_iterator set_training_modes(torch::nn::Module& module, std::vector<bool>::const_iterator modes);
+std::vector<bool>::const_iterator set_training_modes(torch::nn::Module& module,
+                                                     std::vector<bool>::const_iterator modes);
 
 /// For two modules of the same structure.
 void copy_training_modes(const torch::nn::Module& from, torch::nn::Module& to);

@@ -43,9 +43,9 @@ void RecomputeImpl::pretty_print(std::ostream& stream) const { stream << "regrad
 at::Tensor checkpoint_sequential(const torch::nn::Sequential& sequential, int64_t segments, const at::Tensor& x) {
   const size_t size = sequential->size();
   if (segments < 1 || size == 0) {
-    detail::throw_error(ErrorKind::invalid_argument,
-                        "checkpoint_sequential was asked for " + std::to_string(segments) + " segments of " +
-                            std::to_string(size) + " modules; both must be at least 1.");
+    detail::throw_error(ErrorKind::invalid_argument, "checkpoint_sequential was asked for " + std::to_string(segments) +
+                                                         " segments of " + std::to_string(size) +
+                                                         " modules; both must be at least 1.");
   }
   const size_t parts = std::min(static_cast<size_t>(segments), size);
   const std::shared_ptr<torch::nn::SequentialImpl> modules = sequential.ptr();

@@ -49,8 +49,8 @@ std::shared_ptr<Replay::Rerun> run_again(const RecomputedCall& call, bool create
     arguments.push_back(copy_on_write_alias(input));
   }
   if (call.data_dependency) add_data_dependency(arguments, gradients);
-  auto rerun = std::make_shared<Replay::Rerun>(
-      call.replay->run_again(std::move(arguments), call.input_edges, create_graph));
+  auto rerun =
+      std::make_shared<Replay::Rerun>(call.replay->run_again(std::move(arguments), call.input_edges, create_graph));
   rerun->drop_outputs();
   return rerun;
 }

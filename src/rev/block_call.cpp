@@ -54,8 +54,7 @@ at::Tensor BlockCall::first_step(const std::shared_ptr<BlockCall>& call,
     inputs.push_back(tensor);
     arguments.push_back(copy_on_write_alias(tensor));
   }
-  FirstRun run =
-      Replay::first_run(function, inputs, std::move(arguments), environment, call->output_check(), a);
+  FirstRun run = Replay::first_run(function, inputs, std::move(arguments), environment, call->output_check(), a);
   call->steps_.push_back({run.replay, nullptr});
 
   at::Tensor y;
@@ -205,7 +204,8 @@ void ReverseCall::drop_streams(std::vector<KeptTensor>& dropped) {
 // --- recompute
 
 void RecomputeCall::keep_before(size_t step, const Streams& streams) {
-  if (step % steps_per_segment_ == 0) segments_.emplace_back(std::array{KeptTensor(streams[0]), KeptTensor(streams[1])});
+  if (step % steps_per_segment_ == 0)
+    segments_.emplace_back(std::array{KeptTensor(streams[0]), KeptTensor(streams[1])});
 }
 
 Replay::Rerun RecomputeCall::run_again(size_t step, bool create_graph) {

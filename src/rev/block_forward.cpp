@@ -114,8 +114,7 @@ std::tuple<at::Tensor, at::Tensor> BlockFunctions::forward(const at::Tensor& x1,
   const auto environment = Environment::capture();
   for (size_t step = 0; step < functions_.size(); ++step) {
     call->keep_before(step, streams);
-    streams[step % 2] =
-        BlockCall::first_step(call, replayed_[step], streams, side_of(side, step), environment, leaves);
+    streams[step % 2] = BlockCall::first_step(call, replayed_[step], streams, side_of(side, step), environment, leaves);
   }
   call->keep_last(streams);
   return {streams[0], streams[1]};

@@ -25,8 +25,7 @@ at::Tensor add_residual(const at::Tensor& stream, const at::Tensor& residual, co
 
 at::Tensor subtract_residual(at::Tensor stream, const at::Tensor& residual) {
   const c10::NoGradGuard no_grad;
-  const bool sole_owner =
-      stream.has_storage() && stream.use_count() == 1 && stream.storage().use_count() == 1;
+  const bool sole_owner = stream.has_storage() && stream.use_count() == 1 && stream.storage().use_count() == 1;
   return sole_owner ? stream.sub_(residual) : stream - residual;
 }
 

@@ -18,9 +18,12 @@ Memory Memory::recompute(int64_t segment) {
 
 std::string Memory::to_string() const {
   switch (kind_) {
-    case Kind::store: return "store";
-    case Kind::reverse: return "reverse";
-    case Kind::recompute: break;
+    case Kind::store:
+      return "store";
+    case Kind::reverse:
+      return "reverse";
+    case Kind::recompute:
+      break;
   }
   return "recompute(" + std::to_string(segment_) + ")";
 }

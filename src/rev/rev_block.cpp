@@ -121,7 +121,8 @@ std::tuple<at::Tensor, at::Tensor> RevBlockImpl::forward(const at::Tensor& x1, c
     unregistered_parameters_ = find_unregistered(*this, leaves, inputs);
     if (!unregistered_parameters_.empty()) {
       std::string list;
-      for (const at::Tensor& leaf : unregistered_parameters_) list.append(" ").append(detail::describe(leaf)).append(";");
+      for (const at::Tensor& leaf : unregistered_parameters_)
+        list.append(" ").append(detail::describe(leaf)).append(";");
       TORCH_WARN("regrad: the functions of a RevBlock use leaf tensors that no registered module owns:", list,
                  " they get their gradient, but parameters() does not list them. Pass the modules that own them: "
                  "Residual(modules, callable). unregistered_parameters() returns these tensors.");

@@ -45,6 +45,8 @@ std::shared_ptr<torch::nn::Module> SplitRevBlockImpl::clone(const std::optional<
   return copy;
 }
 
-void SplitRevBlockImpl::pretty_print(std::ostream& stream) const { stream << "regrad::SplitRevBlock(dim=" << dim_ << ")"; }
+void SplitRevBlockImpl::pretty_print(std::ostream& stream) const {
+  stream << "regrad::SplitRevBlock(dim=" << dim_ << ")";
+}
 
 }  // namespace regrad

@@ -8,6 +8,12 @@ torch::Tensor leaf(torch::IntArrayRef sizes, torch::Dtype dtype) {
   return torch::randn(sizes, torch::TensorOptions(dtype)).requires_grad_();
 }
 
+Tensors copies(const Tensors& tensors) {
+  Tensors result;
+  for (const auto& tensor : tensors) result.push_back(tensor.detach().clone());
+  return result;
+}
+
 Tensors take_gradients(const Tensors& leaves) {
   Tensors gradients;
   for (torch::Tensor leaf : leaves) {

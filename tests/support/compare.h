@@ -40,6 +40,9 @@ void expect_close(const Tensors& expected, const Tensors& found, Tolerance toler
 /// Gradients of the leaves; and forgets them.
 Tensors take_gradients(const Tensors& leaves);
 
+/// Copies without history.
+Tensors copies(const Tensors& tensors);
+
 /// A random normal tensor that requires grad.
 torch::Tensor leaf(torch::IntArrayRef sizes, torch::Dtype dtype = torch::kDouble);
 

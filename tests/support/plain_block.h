@@ -59,23 +59,39 @@ inline void expect_block_like_plain(
     SCOPED_TRACE(strategy.memory.to_string());
     RevBlock block = make_block(f, g, strategy.memory);
     expect_like_plain(
-        leaves, [&] { const Tensors x = start(); return finish(plain_block(x[0], x[1], f, g)); },
-        [&] { const Tensors x = start(); return finish(run_block(block, x[0], x[1])); },
+        leaves,
+        [&] {
+          const Tensors x = start();
+          return finish(plain_block(x[0], x[1], f, g));
+        },
+        [&] {
+          const Tensors x = start();
+          return finish(run_block(block, x[0], x[1]));
+        },
         at_least(strategy.tolerance, extra));
   }
 }
 
 inline std::string name_of(ErrorKind kind) {
   switch (kind) {
-    case ErrorKind::invalid_argument: return "invalid_argument";
-    case ErrorKind::stream_mismatch: return "stream_mismatch";
-    case ErrorKind::input_modified: return "input_modified";
-    case ErrorKind::tensor_modified: return "tensor_modified";
-    case ErrorKind::variables_differ: return "variables_differ";
-    case ErrorKind::replay_differs: return "replay_differs";
-    case ErrorKind::unsupported: return "unsupported";
-    case ErrorKind::not_cloneable: return "not_cloneable";
-    case ErrorKind::meter_unavailable: return "meter_unavailable";
+    case ErrorKind::invalid_argument:
+      return "invalid_argument";
+    case ErrorKind::stream_mismatch:
+      return "stream_mismatch";
+    case ErrorKind::input_modified:
+      return "input_modified";
+    case ErrorKind::tensor_modified:
+      return "tensor_modified";
+    case ErrorKind::variables_differ:
+      return "variables_differ";
+    case ErrorKind::replay_differs:
+      return "replay_differs";
+    case ErrorKind::unsupported:
+      return "unsupported";
+    case ErrorKind::not_cloneable:
+      return "not_cloneable";
+    case ErrorKind::meter_unavailable:
+      return "meter_unavailable";
   }
   return "another kind";
 }

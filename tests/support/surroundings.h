@@ -4,8 +4,11 @@
 
 namespace regrad::testing {
 
-/// What a thread and the process have that a function may not leave changed: generator, grad mode, inference mode,
-/// autocast, dispatch keys, operator callbacks, debug info, anomaly mode, is_recomputing(). As text, to compare.
+/// Settings of the thread that a function may not leave changed: grad mode, inference mode, autocast, dispatch keys,
+/// operator callbacks, debug info, anomaly mode, is_recomputing(). As text, to compare.
+std::string thread_settings();
+
+/// These, and the state of the random generator.
 std::string surroundings();
 
 }  // namespace regrad::testing
